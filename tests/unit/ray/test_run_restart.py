@@ -284,6 +284,9 @@ def start(world: World, monkeypatch: pytest.MonkeyPatch, **values: Any) -> Run:
     monkeypatch.setattr(run_module, "backend_line", lambda args: "")
     monkeypatch.setattr(logging_utils, "init_tracking", lambda args: None)
     monkeypatch.setattr(run.stop, "install", lambda: run.stop)
+    monkeypatch.setattr(
+        run_module.StartWatch, "start", lambda watch: None
+    )  # nothing here ends the run, and so its thread
     run._start()
     return run
 
