@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 import httpx
 
 from groundwork.exceptions import ConfigError
+from groundwork.paused import WITHOUT_NAME
 from openclaw.config.runtime_variables import GateVariables
 from openclaw.engine.canary import Share, close_share, failures, open_share
 from openclaw.engine.client import CACHE_KEY, new_cache_key, scoring_payload
@@ -38,6 +39,7 @@ from openclaw.ledger.decisions import SERVING, UNUSED, DecisionRecord
 from openclaw.ledger.store import Ledger
 from openclaw.ledger.views import ServedTurn
 from openclaw.runtime.where import gate_command, ledger_path
+from openclaw.training.live_arguments import per_person
 from openclaw.training.rollout import until_available, uses_ledger
 from slime.args import Arguments
 from slime.rollout.before_push import Answer, Canary, CanaryEndedError, Decision, Policies, Probe
@@ -285,25 +287,29 @@ class Gate:
     def decide(self, rollout_id: int, policies: Policies) -> Decision:
         """Ask both versions, decide, and record the decision."""
         started = time.monotonic()
-        ledger, bounds = self._ledger, self._bounds
+        ledger, bounds, person = self._ledger, self._bounds, None
+        if per_person(self._args):
+            person = patiently(lambda: ledger.samples.person_of(rollout_id))
+            if person is None:
+                return Decision(False, "the samples of its batch were deleted meanwhile")
         if policies.serving.version == policies.candidate.version and not bounds.gate_certificate:
             return Decision(True, "every step was skipped, so the weights are the same")
         first_turn = patiently(lambda: ledger.decisions.middle_turn(rollout_id))
         while True:
-            window = patiently(lambda: ledger.decisions.probe_window(first_turn))
-            questions = patiently(partial(ask_about, self._args, ledger, window, rollout_id, bounds))
+            window = patiently(lambda: ledger.decisions.probe_window(first_turn, person))
+            questions = patiently(partial(ask_about, self._args, ledger, window, rollout_id, bounds, person))
             answers = [policy.ask(questions.probes) if questions.probes else [] for policy in policies]
             evidence = questions.evidence(*answers)
-            serving = patiently(lambda: self._serving(rollout_id, policies.serving.version))
+            serving = patiently(lambda: self._serving(rollout_id, policies.serving.version, person))
             evidence = patiently(partial(self._with_earlier, evidence, serving))
             finding = decide_on(evidence, bounds)
-            if patiently(lambda: ledger.decisions.probe_window(first_turn)) == window:
+            if patiently(lambda: ledger.decisions.probe_window(first_turn, person)) == window:
                 break
             logger.info("rollout %d: a change was accepted meanwhile; both versions are compared again", rollout_id)
         certified = time.monotonic()
         facts = facts_of_trainer(
             policies.candidate.trained,
-            patiently(ledger.decisions.judge_answers),
+            patiently(lambda: ledger.decisions.judge_answers(person)),
             patiently(ledger.decisions.accepted_flags),
         )
         certificate = certify(facts, bounds) if bounds.gate_certificate else Certificate()
@@ -311,7 +317,7 @@ class Gate:
         finding = _with_certificate(finding, certificate)
         if bounds.gate_certificate and facts.unread:
             _warn_once(", ".join(facts.unread), str(self._args.run_dir))
-        proof = Proof(Stored(self._args, questions.probes, *answers), policies)
+        proof = Proof(Stored(self._args, questions.probes, *answers), policies, person)
         if finding.accepted and bounds.gate_certificate:
             proof.before()
         seconds = time.monotonic() - certified
@@ -323,30 +329,34 @@ class Gate:
             certificate = certify(proof.with_update(facts), bounds)
             finding = _with_certificate(finding, certificate)
             seconds += time.monotonic() - certified
-        why = patiently(lambda: self._why(rollout_id, finding, policies, flags))
+        why = patiently(lambda: self._why(rollout_id, finding, policies, flags, person))
         metrics = {**finding.metrics, "gate/seconds": time.monotonic() - started, "gate/certificate_seconds": seconds}
         decision = Decision(finding.accepted, why, metrics)
         patiently(
             lambda: self._record(
-                rollout_id, first_turn, policies, finding, decision, evidence, serving.number, certificate, flags
+                rollout_id, first_turn, policies, finding, decision, evidence, serving, certificate, flags
             )
         )
         return decision
 
-    def _serving(self, rollout_id: int, version: str) -> DecisionRecord:
+    def _serving(self, rollout_id: int, version: str, person: str | None) -> DecisionRecord:
         """Return the decision that let the serving version serve; record a start if there is none."""
-        serving = self._ledger.decisions.serving()
+        decisions = self._ledger.decisions
+        serving = decisions.serving(person)
         if serving is None or serving.weight_version != version:
-            self._ledger.decisions.record(rollout_id - 1, "start", version, "the weights of the first comparison")
-            serving = self._ledger.decisions.serving()
+            before = rollout_id - 1 if person is None else decisions.last_batch(person)
+            decisions.record(before, "start", version, "the weights of the first comparison", person=person)
+            serving = decisions.serving(person)
         assert serving is not None
         return serving
 
     def _with_earlier(self, evidence: Evidence, serving: DecisionRecord) -> Evidence:
         """Return the evidence with the scores of the last accepted versions but the serving one."""
         memory = self._bounds.gate_memory
-        earlier = self._ledger.decisions.accepted_scores(memory)
-        newest = self._ledger.decisions.all(f"AND kind IN {SERVING} ORDER BY number DESC LIMIT ?", (memory,))
+        earlier = self._ledger.decisions.accepted_scores(memory, serving.person)
+        newest = self._ledger.decisions.all(
+            f"AND person IS ? AND kind IN {SERVING} ORDER BY number DESC LIMIT ?", (serving.person, memory)
+        )
         names = {item.number: item.weight_version for item in newest}
         named = {names[number]: scores for number, scores in earlier.items() if number != serving.number}
         return replace(evidence, earlier=named)
@@ -359,7 +369,7 @@ class Gate:
         finding: Finding,
         decision: Decision,
         evidence: Evidence,
-        serving: int,
+        serving: DecisionRecord,
         certificate: Certificate,
         flags: Sequence[str],
     ) -> None:
@@ -374,13 +384,17 @@ class Gate:
             metrics={**decision.metrics, **{f"{UNUSED}{flag}": 1.0 for flag in flags}},
             first_turn=first_turn,
             scores={probe.turn_id: probe.candidate for probe in probes} if decision.accepted else {},
-            serving=(serving, {probe.turn_id: probe.serving for probe in probes}),
+            serving=(serving.number, {probe.turn_id: probe.serving for probe in probes}),
             certificate=certificate.to_dict() if certificate.lines else None,
+            person=serving.person,
         )
 
-    def _why(self, rollout_id: int, finding: Finding, policies: Policies, flags: Sequence[str]) -> str:
+    def _why(
+        self, rollout_id: int, finding: Finding, policies: Policies, flags: Sequence[str], person: str | None
+    ) -> str:
         """Return one line about a decision: what was found, and after a refusal what to type."""
-        version, run_dir = policies.candidate.version, self._args.run_dir
+        run_dir = self._args.run_dir
+        version = f"{policies.candidate.version}{'' if person is None else f' of {person or WITHOUT_NAME}'}"
         if finding.accepted:
             if finding.too_few:
                 _say_once(str(run_dir))
@@ -391,14 +405,14 @@ class Gate:
             return f"{line}; its samples are in quarantine, to train them with {', '.join(flags)} as before type: {gate_command('accept', run_dir)}"
         others = [
             refusal
-            for refusal in self._ledger.decisions.refusals()
+            for refusal in self._ledger.decisions.refusals(person)
             if refusal.by_margin and refusal.rollout_id != rollout_id
         ]
         row = 1 + len(others)
         if finding.by_margin and row >= self._bounds.gate_offer:
-            accept = gate_command("accept", run_dir)
+            accept = gate_command("accept", run_dir, person)
             return f"{line}; this is refusal {row} of a series, and if users changed their mind, type: {accept}"
-        return f"{line}; its samples are in quarantine, to see all versions type: {gate_command('versions', run_dir)}"
+        return f"{line}; its samples are in quarantine, to see all versions type: {gate_command('versions', run_dir, person)}"
 
 
 @cache

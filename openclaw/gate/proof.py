@@ -19,6 +19,7 @@ from typing import Any
 
 import httpx
 
+from groundwork.people import request_name
 from openclaw.engine.client import BASE, CACHE_KEY, new_cache_key, scoring_payload
 from openclaw.gate.certificate import EngineFacts, Facts
 from openclaw.ledger.decisions import JudgeAnswers
@@ -80,9 +81,10 @@ class Stored:
 class Proof:
     """The engines' part of one update's certificate: first :meth:`before`, then :meth:`with_update`."""
 
-    def __init__(self, stored: Stored, policies: Policies) -> None:
-        """Ask about ``stored``."""
+    def __init__(self, stored: Stored, policies: Policies, person: str | None = None) -> None:
+        """Ask about ``stored``; before the update as ``person`` is answered, or as everybody is with None."""
         self._stored = stored
+        self._serving = None if person is None else request_name(person)
         self._policies = policies
         self._before: dict[str, Said] = {}
 
@@ -92,7 +94,7 @@ class Proof:
             return
         for url in self._policies.candidate.engines():
             try:
-                self._before[url] = ask(url, self._stored.probes)
+                self._before[url] = ask(url, self._stored.probes, self._serving)
             except (httpx.HTTPError, ValueError, KeyError) as error:
                 logger.warning("%s does not answer before the update: %r", url, error)
 

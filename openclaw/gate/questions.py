@@ -156,20 +156,28 @@ class Questions:
         return reply_reader(self.tokenizer).read(turn.prompt_ids, answer, turn.tools) if turn.tools else unread(answer)
 
 
-def ask_about(args: Arguments, ledger: Ledger, window: Window, rollout_id: int, bounds: GateVariables) -> Questions:
+def ask_about(
+    args: Arguments,
+    ledger: Ledger,
+    window: Window,
+    rollout_id: int,
+    bounds: GateVariables,
+    person: str | None = None,
+) -> Questions:
     """Return the questions about a batch: probes and trained turns of a window, and the tasks.
 
-    Too few of them are filled up with the newest trained turns, which tell about drift and degenerate replies.
+    Too few of them are filled up with the newest trained turns, which tell about drift and degenerate replies. With
+    ``person``, all turns are this person's; the tasks are everybody's.
 
     Raises:
         ConfigError: the file of tasks is bad.
     """
-    candidates = ledger.probes.candidates(window.first, window.end, rollout_id, bounds.gate_probes)
+    candidates = ledger.probes.candidates(window.first, window.end, rollout_id, bounds.gate_probes, person)
     chosen = choose_probes(candidates, bounds.gate_probes, bounds.gate_tokens)
     turns = ledger.probes.turns([item.turn_id for item in chosen])
     if (missing := bounds.gate_replies - len(turns)) > 0:
         left = bounds.gate_tokens - sum(len(item.prompt_ids) + len(item.response_ids) for item in turns)
-        turns += ledger.probes.newest_turns(missing, left)
+        turns += ledger.probes.newest_turns(missing, left, person)
     short = [turn.id for turn in turns if len(turn.response_ids) <= bounds.gate_reply_tokens]
     answered = set(short[: bounds.gate_replies])
     probes = [

@@ -24,11 +24,20 @@ from rich.table import Table
 
 from groundwork.command_line import CommandLine, nearest_path
 from groundwork.exceptions import ConfigError
+from groundwork.paused import WITHOUT_NAME
 from openclaw.config.runtime_variables import GateVariables
 from openclaw.ledger.decisions import DecisionRecord, Kind
 from openclaw.ledger.exceptions import LedgerError, UnknownRecordError
 from openclaw.ledger.store import Ledger
-from openclaw.runtime.where import ARGUMENTS_NAME, CHECKPOINTS_NAME, SETTINGS_NAME, add_run, find_ledger, gate_command
+from openclaw.runtime.where import (
+    ARGUMENTS_NAME,
+    CHECKPOINTS_NAME,
+    SETTINGS_NAME,
+    add_person,
+    add_run,
+    find_ledger,
+    gate_command,
+)
 from slime.checkpoints.versions import SavedVersion, saved_versions
 from slime.updates.rollback import asked_rollback
 
@@ -120,6 +129,7 @@ class Version:
         tasks: share of the verified tasks that it solves; None without.
         checkpoint: whether ``openclaw-rl rollback`` can go back to it.
         serves: whether it serves now.
+        person: whose adapter it is; None: everybody's weights.
     """
 
     version: str
@@ -134,21 +144,26 @@ class Version:
     tasks: float | None
     checkpoint: bool
     serves: bool
+    person: str | None = None
 
 
-def versions_of(ledger: Ledger, checkpoints: Sequence[str]) -> list[Version]:
-    """Return the versions of a run, oldest first: those that the gate decided about, and steps without a decision."""
-    decisions = ledger.decisions.all()
-    serving = ledger.samples.live_weight_version()
+def versions_of(ledger: Ledger, checkpoints: Sequence[str], person: str | None = None) -> list[Version]:
+    """Return the versions of a run, oldest first: those that the gate decided about, and steps without a decision.
+
+    With an adapter per person, of everybody's adapters, or of that of ``person``.
+    """
+    decisions = [each for each in ledger.decisions.all() if person is None or each.person == person]
+    steps = [each for each in ledger.views.step_records() if person is None or each["person"] == person]
+    serving = {each: ledger.samples.live_weight_version(each) for each in {step["person"] for step in steps}}
     decided = {(decision.rollout_id, decision.weight_version) for decision in decisions}
-    rows = [_version(decision, checkpoints, serving) for decision in decisions]
-    for step in ledger.views.step_records():
+    rows = [_version(decision, checkpoints, serving.get(decision.person)) for decision in decisions]
+    for step in steps:
         if (step["rollout_id"], step["weight_version"]) not in decided:
             record = DecisionRecord(
                 0, step["rollout_id"], "step", step["weight_version"], "no gate decided", decided_at=step["trained_at"]
             )
-            live = replace(record, live_at=step["live_at"], samples=step["samples"])
-            rows.append(_version(live, checkpoints, serving))
+            live = replace(record, live_at=step["live_at"], samples=step["samples"], person=step["person"])
+            rows.append(_version(live, checkpoints, serving[step["person"]]))
     return sorted(rows, key=lambda row: row.decided_at)
 
 
@@ -167,19 +182,31 @@ def _version(record: DecisionRecord, checkpoints: Sequence[str], serving: str | 
         tasks=record.metrics.get("gate/tasks_candidate"),
         checkpoint=record.kind in ("step", "rollback", "start") and record.weight_version in checkpoints,
         serves=serves,
+        person=record.person,
     )
+
+
+def people_with_offers(ledger: Ledger, fewest: int) -> list[str]:
+    """Return the people who may accept a change of their own adapter."""
+    people = sorted({each.person for each in ledger.decisions.all("AND kind = 'refused'") if each.person is not None})
+    return [person for person in people if ledger.decisions.offer(fewest, person) is not None]
 
 
 def table(versions: Sequence[Version]) -> Table:
     """Return the versions as a table for a terminal."""
     result = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    of_people = any(version.person is not None for version in versions)
+    if of_people:
+        result.add_column("person")
     for title in ("version", "decided", "live", "step", "samples", "decision", "margin", "tasks", "checkpoint", ""):
         result.add_column(
             title, justify="right" if title in ("version", "step", "samples", "margin", "tasks") else "left"
         )
     for version in versions:
         margin = "" if version.margin is None else f"{version.margin:+.3f} ± {version.margin_error or 0.0:.3f}"
+        whose = ["" if version.person is None else version.person or WITHOUT_NAME] if of_people else []
         result.add_row(
+            *whose,
             version.version,
             _clock(version.decided_at),
             "" if version.live_at is None else _clock(version.live_at),
@@ -205,11 +232,14 @@ def refusal_lines(versions: Sequence[Version]) -> Iterator[str]:
             yield f"step {version.step}: {version.why}"
 
 
-def show(run: RunFolder, ledger: Ledger, *, as_json: bool) -> None:
-    """Print the versions of a run."""
-    versions = versions_of(ledger, [item.weight_version for item in run.saved()])
-    offer = ledger.decisions.offer(run.bounds().gate_offer)
-    offered = f"{offer}, type: {gate_command('accept', run.folder)}" if offer else None
+def show(run: RunFolder, ledger: Ledger, *, as_json: bool, person: str | None = None) -> None:
+    """Print the versions of a run, or of a person's adapter in it."""
+    versions = versions_of(ledger, [item.weight_version for item in run.saved()], person)
+    fewest = run.bounds().gate_offer
+    offers = [(each, ledger.decisions.offer(fewest, each)) for each in (person, *people_with_offers(ledger, fewest))]
+    offers = [(each, offer) for each, offer in offers if offer is not None and (person is None or each == person)]
+    lines = [f"{offer}, type: {gate_command('accept', run.folder, each)}" for each, offer in dict(offers).items()]
+    offered = "\n".join(lines) or None
     note = asked_rollback(run.folder)
     asked = None if note is None else note.version
     if as_json:
@@ -240,11 +270,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     add_run(parser, optional=True)
     parser.add_argument("--json", action="store_true", help="print JSON")
+    add_person(parser, "only versions of this person's adapter, in a run with an adapter per person")
     options = parser.parse_args(argv)
     try:
         run = open_run(options.run)
         with closing(Ledger(run.ledger)) as ledger:
-            show(run, ledger, as_json=options.json)
+            show(run, ledger, as_json=options.json, person=options.person)
     except (ConfigError, LedgerError) as error:
         print(error, file=sys.stderr)
         return 2

@@ -14,7 +14,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from groundwork.command_line import CommandLine
+from groundwork.paused import WITHOUT_NAME
 from openclaw.config.runtime import RuntimeConfig
+from openclaw.owners import LOCAL, root
 from slime.args import Arguments
 
 LEDGER_NAME = "ledger.sqlite"
@@ -106,6 +108,19 @@ def add_run(parser: CommandLine, name: str = "run", *, optional: bool = False) -
     parser.missing_hints["RUN"] = f"the word {NEWEST}, or a folder that openclaw-rl runs lists"
 
 
+def add_person(parser: CommandLine, what: str) -> None:
+    """Add the option ``--person``, which names whose adapter a command is about; its value is None without it."""
+    parser.add_argument("--person", type=_person, metavar="NAME", help=f"{what}; {WITHOUT_NAME}: who has no key")
+
+
+def _person(text: str) -> str:
+    if not text:
+        raise argparse.ArgumentTypeError(f"the person has no name; use the name of a key, or {WITHOUT_NAME}")
+    if (person := root(text)) != text:
+        raise argparse.ArgumentTypeError(f"{text} is a child key; its adapter is that of {person or WITHOUT_NAME}")
+    return LOCAL if text == WITHOUT_NAME else text
+
+
 def own_import_paths() -> list[str]:
     """Return this process's import paths, which the child gets, except the interpreter's own folders."""
     interpreter = (Path(sys.prefix), Path(sys.base_prefix))
@@ -147,9 +162,9 @@ def chat_command(url: str) -> str:
     return own_command("chat", *([] if url == DEFAULT_URL else ["--base-url", url]))
 
 
-def gate_command(name: str, run_dir: str | Path) -> str:
-    """Return the command ``versions``, ``rollback`` or ``accept`` about a run."""
-    return own_command(name, shown_path(run_dir))
+def gate_command(name: str, run_dir: str | Path, person: str | None = None) -> str:
+    """Return the command ``versions``, ``rollback`` or ``accept`` about a run, or about a person's adapter in it."""
+    return own_command(name, shown_path(run_dir), *([] if person is None else ["--person", person or WITHOUT_NAME]))
 
 
 def inspect_command(args: Arguments, environment: Mapping[str, str] = os.environ) -> str:
