@@ -9,6 +9,7 @@ from groundwork.exceptions import ConfigError
 from openclaw.config.bounds import Row, rows
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.config.runtime_variables import VARIABLES
+from openclaw.launch.adapters import adapter_lines
 from openclaw.launch.flags import CUSTOM, NOT_TYPED
 from openclaw.launch.guides import FLAG_TEXTS, words_in
 from openclaw.launch.plan import Plan
@@ -144,6 +145,7 @@ def run_lines(plan: Plan) -> Iterator[str]:
     yield f"  limits   {short_limits(plan.runtime)}"
     yield f"  learns   from {args.rollout_batch_size} judged turns per step; checkpoint every {args.save_interval} steps"
     yield f"  inspect  {inspect_command(args, plan.environment)}"
+    yield from (f"  {line}" for line in adapter_lines(plan.variables["adapters"].value, args))
 
 
 def _task_lines(plan: Plan) -> Iterator[str]:

@@ -21,6 +21,7 @@ from openclaw.config.method_config import MethodConfig
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.config.runtime_variables import VARIABLES
 from openclaw.gate.tasks import read_tasks
+from openclaw.launch.adapters import adapter_problems
 from openclaw.launch.flags import CUSTOM, NOT_TYPED, VARIABLE_OF_FLAG, FlagInputs, flag_sections, flags_of_typed
 from openclaw.launch.guides import WithFile, flags_of_file, take_in_file, without_flags
 from openclaw.launch.logs import with_logs
@@ -170,6 +171,7 @@ def _read_plan(
     sections = _with_file(inputs, variables, live, file) if file is not None else flag_sections(inputs)
     args, problems = _read_flags(found, sections, own_flags, usual_model(inputs.profile, inputs.model), recipe)
     child = _child_environment(found, inputs.profile, inputs.environment, live.environment)
+    problems += adapter_problems(inputs.values["adapters"], args, task=isinstance(found, FoundTask))
     if live.runtime is not None:
         problems += [*settings_problems(live.runtime), *tokenizer_problems(live.runtime, args.hf_checkpoint)]
         if live.runtime.gate_tasks and args.before_push_path:

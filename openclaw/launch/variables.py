@@ -114,6 +114,12 @@ class LaunchVariables(EnvironmentConfig):
     lora_rank: int = variable("LORA_RANK", 16, "LoRA rank", minimum=1)
     lora_alpha: int = variable("LORA_ALPHA", 32, "LoRA scale", minimum=1)
     lora_dropout: float = variable("LORA_DROPOUT", 0.0, "LoRA dropout", minimum=0.0, maximum=1.0)
+    adapters: str = variable(
+        "ADAPTERS",
+        "off",
+        "whose adapter answers and learns: off, shared (one for everybody, as USE_LORA=1 alone) or per-owner (one for each person)",
+        choices=("off", "shared", "per-owner"),
+    )
     use_wandb: bool = variable("USE_WANDB", False, "log to Weights & Biases (key in WANDB_API_KEY or WANDB_KEY)")
     wandb_project: str = variable("WANDB_PROJECT", "openclaw_rl", "W&B project")
     other_variables: str | None = variable(

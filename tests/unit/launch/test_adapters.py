@@ -1,0 +1,50 @@
+"""``ADAPTERS``: off as before, refused where it cannot work, and planned by the dry run."""
+
+from __future__ import annotations
+
+import pytest
+
+from groundwork.exceptions import ConfigError
+from openclaw.launch.adapters import PER_OWNER, adapter_lines
+from openclaw.launch.plan import Plan, Recipe
+from openclaw.launch.profiles import GPU8
+from openclaw.launch.report import describe
+from openclaw.launch.resolve import make_plan
+
+
+def plan_of(**environment: str) -> Plan:
+    return make_plan(Recipe("rl", "qwen3-4B", GPU8), [], {"GPU_MEMORY_GB": "80", **environment})
+
+
+def of_adapters(plan: Plan) -> list[str]:
+    return [problem for problem in plan.problems if problem.startswith("ADAPTERS=")]
+
+
+def test_off_and_shared_change_nothing() -> None:
+    assert plan_of(ADAPTERS="off").command == plan_of().command
+    shared = plan_of(ADAPTERS="shared", USE_LORA="1")
+    assert of_adapters(shared) == []
+    assert shared.command == plan_of(USE_LORA="1").command
+    assert "one per person" not in describe(shared)
+
+
+@pytest.mark.parametrize("choice", ["shared", "per-owner"])
+def test_adapters_need_lora(choice: str) -> None:
+    assert f"ADAPTERS={choice} needs LoRA; add USE_LORA=1, or set ADAPTERS=off" in of_adapters(plan_of(ADAPTERS=choice))
+
+
+def test_another_word_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"ADAPTERS='each' is not a choice; use one of off, shared, per-owner"):
+        plan_of(ADAPTERS="each")
+
+
+def test_the_dry_run_plans_adapters_loaded_in_memory_and_on_disk() -> None:
+    """36 layers of hidden size 2560, 32 and 8 heads of 128, inner size 9728; rank 8: 16.5 million parameters."""
+    plan = plan_of(ADAPTERS="per-owner", USE_LORA="1", LORA_RANK="8")
+    parameters = 8 * 36 * (2 * (2560 + 4096) + 2 * (2560 + 1024) + 3 * (2560 + 9728))
+    first, second = adapter_lines(PER_OWNER, plan.args)
+    assert f"of {parameters / 1e6:.1f} million parameters ({2 * parameters / 2**20:.1f} MiB)" in first
+    assert f"holds 128 in main memory ({256 * parameters / 2**30:.1f} GiB)" in first
+    assert f"32 people in main memory ({32 * 12 * parameters / 2**30:.1f} GiB)" in second
+    assert f"100 people {100 * 5 * 14 * parameters / 2**30:.1f} GiB" in second
+    assert first in describe(plan)
