@@ -33,6 +33,7 @@ from slime.backends.sglang_utils.router import Address, check_router, requested_
 from slime.exceptions import EngineError, EngineNodeLostError
 from slime.ray.placement import ENGINE_GPU_SHARE, ReservedPlacement
 from slime.ray.restarts import first_line
+from slime.weight_sync.people import per_person
 from slime.weight_sync.remote_engine import EngineCalls, RemoteEngine, RemoteProcess, RemoteServer
 
 logger = logging.getLogger(__name__)
@@ -206,7 +207,8 @@ class EngineGroup:
         """Restart dead engines, wait for them, and return their indices.
 
         A restarted policy engine has the run's start weights. It holds its requests until the trainer's push ends with
-        ``continue_generation``; the router uses it again after :meth:`answers`.
+        ``continue_generation``; the router uses it again after :meth:`answers`. With an adapter per person it has all that
+        it needs, and serves at once.
 
         Raises:
             EngineError: an engine died again in each of ``RESTART_ATTEMPTS`` restarts. The next call returns the others.
@@ -228,7 +230,7 @@ class EngineGroup:
 
     def _revive(self) -> list[int]:
         """Restart each dead engine once; raise the first failure after all others were waited for."""
-        hold = self.role == "policy" and not self._args.debug_rollout_only
+        hold = self.role == "policy" and not self._args.debug_rollout_only and not per_person(self._args)
         dead = self._dead()
         if self._workers is not None:
             self._workers.lost(dead)

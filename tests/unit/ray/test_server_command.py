@@ -15,10 +15,11 @@ from slime.arguments.placement import EngineSpec, Placement
 from slime.backends.sglang_utils import router
 from slime.backends.sglang_utils.server import CPU_STANDINS, engine_environment
 from slime.backends.sglang_utils.server_args import command_line, server_command
-from slime.backends.sglang_utils.server_hooks import NF4_BASE
+from slime.backends.sglang_utils.server_hooks import HELD_ADAPTERS, NF4_BASE, PEOPLE, own_values
 from slime.ray.engine_group import EngineGroup
 from slime.ray.placement import ReservedPlacement
 from slime.weight_sync import LOADER
+from slime.weight_sync.people import people_folder
 
 
 def arguments(**changes: Any) -> Arguments:
@@ -73,6 +74,25 @@ def test_a_policy_engine_serves_adapters_where_a_push_sends_them() -> None:
     assert "--enable-lora" in given
     assert "--lora-backend" not in server_command(lora, EngineSpec("policy", 0, 1), port=5, cpu=False)
     assert "--enable-lora" not in server_command(lora, EngineSpec("prm", 0, 1), port=5, cpu=True)
+
+
+def test_a_policy_engine_serves_each_persons_adapter_where_the_run_has_them(tmp_path: Path) -> None:
+    lora = {"update_weight_mode": "adapter", "adapter_per_person": True, "run_dir": str(tmp_path)}
+    given = options(server_command(arguments(**lora), EngineSpec("policy", 0, 1), port=5, cpu=True))
+    assert given[PEOPLE] == str(people_folder(tmp_path))
+    assert (given["--max-loras-per-batch"], given["--lora-drain-wait-threshold"]) == ("33", "1.0")
+    own = {"sglang_max_loras_per_batch": 5, "sglang_max_loaded_loras": 12}
+    given = options(server_command(arguments(**lora, **own), EngineSpec("policy", 0, 1), port=5, cpu=False))
+    assert (given["--max-loras-per-batch"], given[HELD_ADAPTERS]) == ("5", "12")
+    assert "--max-loaded-loras" not in given
+    assert PEOPLE not in server_command(arguments(**lora), EngineSpec("prm", 0, 1), port=5, cpu=True)
+    plain = arguments(update_weight_mode="adapter", run_dir=str(tmp_path))
+    assert PEOPLE not in server_command(plain, EngineSpec("policy", 0, 1), port=5, cpu=True)
+
+
+def test_our_options_with_a_value_are_not_sglangs() -> None:
+    words = ["--model-path", "m", PEOPLE, "/run/people", NF4_BASE, HELD_ADAPTERS, "8", "--port", "5"]
+    assert own_values(words) == ({PEOPLE: "/run/people", HELD_ADAPTERS: "8"}, ["--model-path", "m", "--port", "5"])
 
 
 def test_a_cpu_engine_is_one_process_with_torch_kernels() -> None:

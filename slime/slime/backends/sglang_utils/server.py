@@ -36,7 +36,7 @@ from groundwork.cleanup import entrust_path, start_janitor
 from groundwork.garbage import collect_rarely
 from groundwork.machine import with_programs
 from groundwork.process import LIFELINE_THREAD, watch_lifeline
-from slime.backends.sglang_utils import served_model, server_hooks
+from slime.backends.sglang_utils import people_hooks, served_model, server_hooks
 
 logger = logging.getLogger(__name__)
 
@@ -159,7 +159,7 @@ def quantise_base_if_asked() -> None:
 
 
 def main() -> None:
-    """Run the SGLang server with the arguments of the command line (and `server_hooks.OWN_OPTIONS`) until it is told to stop."""
+    """Run the SGLang server with the arguments of the command line (and our own ones, `server_hooks`) until it is told to stop."""
     watch_lifeline()
     warnings.filterwarnings("ignore", category=UserWarning)
     collect_rarely()
@@ -177,14 +177,16 @@ def main() -> None:
     remove_leftovers()
     if os.environ.get("SGLANG_USE_CPU_ENGINE") == "1":
         fork_workers()
-    if "--enable-lora" in sys.argv:
+    values, theirs = server_hooks.own_values(sys.argv[1:])
+    if server_hooks.PEOPLE in values:
+        people_hooks.serve_people(Path(values[server_hooks.PEOPLE]), int(values[server_hooks.HELD_ADAPTERS]))
+    elif "--enable-lora" in sys.argv:
         server_hooks.serve_newest_adapter()
     quantise_base_if_asked()
     if server_hooks.HOLD in sys.argv:
         server_hooks.hold_from_start()
-    options = [option for option in sys.argv[1:] if option not in server_hooks.OWN_OPTIONS]
     try:
-        run_server(prepare_server_args(options))
+        run_server(prepare_server_args(theirs))
     finally:
         kill_process_tree(os.getpid(), include_parent=False)
 

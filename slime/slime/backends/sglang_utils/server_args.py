@@ -12,8 +12,9 @@ import sys
 from slime.args import Arguments
 from slime.arguments.placement import STAGES, EngineSpec, Role, tensor_parallel_size
 from slime.arguments.trainer import uses_loader
-from slime.backends.sglang_utils.server_hooks import NF4_BASE
+from slime.backends.sglang_utils.server_hooks import HELD_ADAPTERS, NF4_BASE, PEOPLE
 from slime.weight_sync import LOADER
+from slime.weight_sync.people import people_folder, per_person
 
 SERVER_MODULE = "slime.backends.sglang_utils.server"
 # Attributes with the prefix sglang_ that are not server options, or that the run sets itself.
@@ -52,6 +53,12 @@ CPU_OPTIONS: dict[str, object] = {
 NF4_OPTIONS: dict[str, object] = {"quantization": "bitsandbytes", "load_format": "bitsandbytes"}
 """Options of a policy engine that serves an NF4 base (`slime.backends.sglang_utils.quantised_base`)."""
 
+PEOPLE_OPTIONS: dict[str, object] = {"max_loras_per_batch": 33, "lora_drain_wait_threshold": 1.0}
+"""Defaults of a policy engine that serves each person's adapter: how many versions, the base among them, a batch may have, and
+after how many seconds a request that waits for a place in the batch gets the next free one (log/adapters.md)."""
+HELD_PEOPLE = 128
+"""Versions in an engine's main memory if ``--sglang-max-loaded-loras`` does not say."""
+
 
 def model_path(args: Arguments, role: Role) -> str:
     """Return the checkpoint that a role serves; a judge without one serves the policy's start weights."""
@@ -75,6 +82,9 @@ def server_command(args: Arguments, spec: EngineSpec, *, port: int, cpu: bool, r
     if spec.role == "policy" and uses_loader(args):
         given = options.get("custom_weight_loader") or []
         options["custom_weight_loader"] = [*(given if isinstance(given, list | tuple) else [given]), LOADER]
+    people = spec.role == "policy" and per_person(args)
+    # SGLang's own eviction would wait for running requests while it blocks every load.
+    held = options.pop("max_loaded_loras", HELD_PEOPLE) if people else None
     own_base = spec.role == "policy" and args.base_quantization == "nf4"
     if own_base:
         options |= NF4_OPTIONS
@@ -88,6 +98,8 @@ def server_command(args: Arguments, spec: EngineSpec, *, port: int, cpu: bool, r
         }
         if cpu:
             options["lora_backend"] = "torch_native"
+    if people:
+        options = PEOPLE_OPTIONS | options
     if gives_memory_away(args, spec):
         options["enable_memory_saver"] = True
         if args.update_weights_interval > 1 or args.update_weight_mode != "full":
@@ -108,7 +120,10 @@ def server_command(args: Arguments, spec: EngineSpec, *, port: int, cpu: bool, r
     )
     if spec.nodes > 1:
         options.update(nnodes=spec.nodes, node_rank=spec.node_rank, dist_init_addr=rendezvous)
-    return [sys.executable, "-m", SERVER_MODULE, *command_line(options), *([NF4_BASE] if own_base else [])]
+    own = [NF4_BASE] if own_base else []
+    if people:
+        own += [PEOPLE, str(people_folder(args.run_dir).absolute()), HELD_ADAPTERS, str(held)]
+    return [sys.executable, "-m", SERVER_MODULE, *command_line(options), *own]
 
 
 def pass_through(args: Arguments, *, cpu: bool) -> dict[str, object]:

@@ -15,7 +15,7 @@ unloaded. State: names and digests, in SGLang's tokenizer manager.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 from slime.weight_sync import BASE, adapter_version
@@ -41,7 +41,20 @@ def hook(functions: Mapping[str, Callable[..., Any]], need: str) -> None:
 
 HOLD, NF4_BASE = "--hold-requests", "--nf4-base"
 """Our own options on the server's command line: start with requests held; quantise the base as the trainer does."""
-OWN_OPTIONS = (HOLD, NF4_BASE)
+PEOPLE, HELD_ADAPTERS = "--people", "--held-adapters"
+"""Our own options with a value: the folder of everybody's adapters, and how many of them the server holds."""
+OWN_OPTIONS, OWN_VALUES = (HOLD, NF4_BASE), (PEOPLE, HELD_ADAPTERS)
+
+
+def own_values(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Return the values of our own options on the server's command line, and the words that are SGLang's."""
+    values, theirs, rest = dict[str, str](), list[str](), iter(words)
+    for word in rest:
+        if word in OWN_VALUES:
+            values[word] = next(rest)
+        elif word not in OWN_OPTIONS:
+            theirs.append(word)
+    return values, theirs
 
 
 def begin_paused(original: Callable[..., Any], manager: Any, *arguments: Any, **keywords: Any) -> None:
@@ -80,12 +93,13 @@ async def answer_with_newest(
     async for answer in original(manager, request, *rest):
         for part in answer if isinstance(answer, list) else [answer]:
             if version is not None and "meta_info" in part:
-                _tag(part["meta_info"], version)
+                report(part["meta_info"], version)
                 part["meta_info"][DIGEST] = digest
         yield answer
 
 
-def _tag(meta: dict[str, Any], version: str) -> None:
+def report(meta: dict[str, Any], version: str) -> None:
+    """Make an answer's ``meta_info`` say that all of it is of one weight version."""
     meta["weight_version"] = version
     spans = meta.get("weight_versions")
     if spans:
