@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +129,7 @@ class Simulation:
         torch.manual_seed(setting.seed)
         path = ensure_built(0)
         self._setting = setting
-        self._bounds = bounds or GateVariables()
+        self._bounds = replace(bounds or GateVariables(), gate_certificate=False)
         self._model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
         self._tokenizer = AutoTokenizer.from_pretrained(path)
         self._optimizer = torch.optim.AdamW(

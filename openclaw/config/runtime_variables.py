@@ -125,7 +125,7 @@ class GateVariables(EnvironmentConfig):
     )
     gate_certificate: bool = variable(
         "OPENCLAW_CERTIFICATE",
-        False,
+        True,
         "1: the gate proves that an update was learned and that the engines answer with it, see certificate.md; 0: it does not",
     )
     gate_offer: int = variable(

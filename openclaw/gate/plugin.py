@@ -32,7 +32,7 @@ from openclaw.engine.canary import Share, close_share, failures, open_share
 from openclaw.engine.client import CACHE_KEY, new_cache_key, scoring_payload
 from openclaw.gate.certificate import OPTIONS, Certificate, certify
 from openclaw.gate.decision import Agreement, Evidence, Finding, Live, decide_on, disagrees, does_worse
-from openclaw.gate.proof import Proof, Stored, facts_of_trainer, fits, log_probs_of
+from openclaw.gate.proof import Proof, facts_of_trainer, fits, log_probs_of
 from openclaw.gate.questions import Questions, ask_about, sound, unread
 from openclaw.judge.hygiene import is_repetitive
 from openclaw.ledger.decisions import SERVING, UNUSED, DecisionRecord
@@ -298,6 +298,7 @@ class Gate:
         while True:
             window = patiently(lambda: ledger.decisions.probe_window(first_turn, person))
             questions = patiently(partial(ask_about, self._args, ledger, window, rollout_id, bounds, person))
+            proof = Proof(self._args, questions.probes, policies, person) if bounds.gate_certificate else None
             answers = [policy.ask(questions.probes) if questions.probes else [] for policy in policies]
             evidence = questions.evidence(*answers)
             serving = patiently(lambda: self._serving(rollout_id, policies.serving.version, person))
@@ -317,16 +318,13 @@ class Gate:
         finding = _with_certificate(finding, certificate)
         if bounds.gate_certificate and facts.unread:
             _warn_once(", ".join(facts.unread), str(self._args.run_dir))
-        proof = Proof(Stored(self._args, questions.probes, *answers), policies, person)
-        if finding.accepted and bounds.gate_certificate:
-            proof.before()
         seconds = time.monotonic() - certified
         if finding.accepted and self._args.canary_engine:
             trial = try_first(self._args, ledger, policies, (questions, answers[1]), bounds, patiently)
             finding = replace(finding, refusals=trial.refusals, metrics=finding.metrics | trial.metrics)
-        if finding.accepted and bounds.gate_certificate:
+        if finding.accepted and proof is not None:
             certified = time.monotonic()
-            certificate = certify(proof.with_update(facts), bounds)
+            certificate = certify(proof.with_update(facts, *answers), bounds)
             finding = _with_certificate(finding, certificate)
             seconds += time.monotonic() - certified
         why = patiently(lambda: self._why(rollout_id, finding, policies, flags, person))

@@ -117,7 +117,8 @@ def add_status_routes(app: FastAPI, service: ChatService, registry: CollectorReg
         body |= {} if note is None else {"training": str(note)}
         body |= {"people_paused": held} if held else {}
         body |= {} if offer is None else {"gate": f"{offer}, type: openclaw-rl accept RUN"}
-        last = await service.turns.certified() if config.run_dir else None
+        certifies = config.run_dir and config.gate_certificate
+        last = await service.turns.certified() if certifies else None
         causes = last.certificate["causes"] if last is not None and last.certificate is not None else []
         if last is not None and causes:
             body["certificate"] = f"the update of batch {last.rollout_id} does not serve: {'; '.join(causes)}"

@@ -33,7 +33,6 @@ SECONDS = 300.0
 SETTINGS = {
     **{
         "GATE": 1,
-        "OPENCLAW_CERTIFICATE": 1,
         "USE_LORA": 1,
         "BATCH_SIZE": BATCH,
         "NUM_ROLLOUT": 1000,

@@ -41,12 +41,14 @@ class Engine:
         self.requests: list[dict[str, Any]] = []
         self.on_request: Callable[[str | None], object] = lambda adapter: None
 
-    def answer(self, body: dict[str, Any]) -> dict[str, Any]:
+    def answer(self, body: dict[str, Any]) -> list[dict[str, Any]]:
         name = body.get("lora_path")
         self.requests.append(body)
         self.on_request(name)
-        ids = body["input_ids"][body["logprob_start_len"] :]
-        scores = [[None, ids[0], None], *([self.scores[name], token, None] for token in ids[1:])]
+        return [self._score(name, *each) for each in zip(body["input_ids"], body["logprob_start_len"], strict=True)]
+
+    def _score(self, name: str | None, ids: list[int], start: int) -> dict[str, Any]:
+        scores = [[None, ids[start], None], *([self.scores[name], token, None] for token in ids[start + 1 :])]
         meta = {"weight_version": self.versions[name], "input_token_logprobs": scores}
         return {"meta_info": meta | ({"adapter_sha256": self.digest} if name == ADAPTER else {})}
 
@@ -96,7 +98,7 @@ class World:
 
     def __init__(self, folder: Path, url: str, engine: Engine) -> None:
         self.ledger, self.engine = Ledger(folder / "ledger.sqlite"), engine
-        self.args = rollout_args(folder)
+        self.args = rollout_args(folder).changed(use_lora=True)
         for number in range(6):
             judged(self.ledger, f"liked-{number}", 1, probe=True)
             judged(self.ledger, f"disliked-{number}", -1, probe=True, reply=4)
@@ -140,10 +142,10 @@ def test_a_healthy_update_serves_with_a_green_certificate(world: World) -> None:
     assert found.pop("judge") == "unknown"
     assert set(found.values()) == {"green"}, certificate
     names = [request.get("lora_path") for request in world.engine.requests]
-    assert [names.count(name) for name in (None, ADAPTER, "base")] == [proof.REPLIES] * 3
-    assert len({request[CACHE_KEY] for request in world.engine.requests}) == 3, (
-        "no answer of other weights is used again"
-    )
+    assert names == [None, "base", ADAPTER], "what serves is asked about first, and each question is one batch"
+    assert all(len(request["input_ids"]) == proof.REPLIES for request in world.engine.requests)
+    keys = [set(request[CACHE_KEY]) for request in world.engine.requests]
+    assert len(set.union(*keys)) == 3, "no answer of other weights is used again"
 
 
 FAULTS: dict[str, tuple[Callable[[World], object], set[str]]] = {
@@ -178,7 +180,8 @@ def test_a_fault_of_the_step_stops_the_publication_before_any_engine_has_it(
 ) -> None:
     world.candidate.trained = trained
     assert world.red() == {line}
-    assert (world.candidate.offers, world.engine.requests) == (0, [])
+    assert world.candidate.offers == 0
+    assert ADAPTER not in {request.get("lora_path") for request in world.engine.requests}
 
 
 def test_a_judge_whose_answers_are_lost_stops_the_publication(world: World) -> None:
@@ -236,7 +239,7 @@ def test_flags_beside_another_fault_are_not_accepted(world: World) -> None:
 
 
 def test_whole_weights_are_asked_as_conversations_ask(world: World) -> None:
-    world.candidate.adapter = None
+    world.candidate.adapter, world.args = None, world.args.changed(use_lora=False)
     offered: list[int] = []
     plain = world.candidate.on_all_engines
 

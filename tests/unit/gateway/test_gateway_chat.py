@@ -369,6 +369,17 @@ async def test_a_red_certificate_is_shown_until_an_update_serves(
     assert (await http.get("/v1/steps/last")).json()["certificate"]["verdict"] == "green"
 
 
+async def test_health_reads_no_certificate_in_a_run_that_makes_none(
+    stack: Stack, http: httpx.AsyncClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[str] = []
+    monkeypatch.setattr(stack.ledger.decisions, "last_certified", lambda: reads.append("read"))
+    for makes_some in (False, True):
+        stack.service.config = replace(stack.service.config, run_dir=str(tmp_path), gate_certificate=makes_some)
+        assert (await http.get("/healthz")).json()["status"] == "ok"
+        assert len(reads) == makes_some
+
+
 async def test_a_busy_ledger_does_not_make_the_gateway_look_frozen(
     stack: Stack, http: httpx.AsyncClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
