@@ -32,7 +32,9 @@ from openclaw.ledger.views import OwnerSamples, SampleRecord, TurnRecord, counte
 from openclaw.messages.preview import harmless, preview
 from openclaw.messages.text import next_state_text, response_text
 from openclaw.runs.folder import EPISODE_RECORDS, no_ledger, open_run
-from openclaw.runtime.where import LEDGER_NAME, add_run, find_ledger
+from openclaw.runs.person import export_person, forget_person
+from openclaw.runtime.where import LEDGER_NAME, add_person, add_run, find_ledger
+from slime.exceptions import PeopleError
 
 TASK_PREVIEW = 40
 
@@ -286,7 +288,9 @@ def build_parser() -> CommandLine:
     what.add_argument("--export", type=Path, metavar="FILE", help="same as the command export")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     exported = commands.add_parser("export", help="write all conversations as JSON lines")
-    exported.add_argument("file", type=Path, metavar="FILE", help="output file; an existing one is replaced")
+    exported.add_argument("file", type=Path, metavar="FILE", nargs="?", help="output file; an existing one is replaced")
+    add_person(exported, "with --to, in place of FILE: write the adapter of this person")
+    exported.add_argument("--to", type=Path, metavar="DIR", help="the new folder of the adapter, as PEFT reads it")
     imported = commands.add_parser(
         "import", help="add conversations from JSON lines, to read and export; DATA_PATH=FILE trains from them"
     )
@@ -294,11 +298,20 @@ def build_parser() -> CommandLine:
         "file", type=Path, metavar="FILE", help="one JSON object, or one per line, as export writes them"
     )
     forget = commands.add_parser("forget", help="delete all data of a session from the file")
-    forget.add_argument("session_id", metavar="SESSION", help="session id, as --turns shows it")
+    forget.add_argument("session_id", metavar="SESSION", nargs="?", help="session id, as --turns shows it")
+    add_person(forget, "in place of SESSION: delete all of this person, with the person's adapter")
     commands.add_parser("check", help="read the whole file and report damage")
     salvage = commands.add_parser("salvage", help="copy the readable rows of a damaged file to a new one")
     salvage.add_argument("target", type=Path, metavar="OUT", help="the new file")
     return parser
+
+
+def _command(options: argparse.Namespace) -> Iterable[str]:
+    """Return the lines of a command: about a person if one is named."""
+    of_person = {"forget": forget_person, "export": export_person}.get(options.command)
+    if of_person is not None and options.person is not None:
+        return of_person(options)
+    return COMMANDS[options.command](options)
 
 
 def show_episodes(run: Path, episode: str | None, *, tokens: bool = False) -> int:
@@ -321,7 +334,14 @@ def main(argv: list[str] | None = None) -> int:
     if options.tokens and not (options.episode or options.turn):
         parser.error("--tokens goes with --turn or --episode")
     if options.export:
-        options.command, options.file = "export", options.export
+        options.command, options.file, options.person, options.to = "export", options.export, None, None
+    if options.command == "forget" and (options.session_id is None) == (options.person is None):
+        parser.error("forget takes a SESSION, or --person NAME")
+    if options.command == "export" and (options.file is None, options.person is None, options.to is None) not in (
+        (False, True, True),
+        (True, False, False),
+    ):
+        parser.error("export takes a FILE, or --person NAME with --to DIR")
     ledger = find_ledger(options.ledger)
     run = options.ledger
     if (ledger is None and (options.episodes or options.episode)) or (
@@ -340,9 +360,9 @@ def main(argv: list[str] | None = None) -> int:
     else:
         options.ledger = ledger
     try:
-        lines = COMMANDS[options.command](options) if options.command else view(Ledger(options.ledger), options, run)
+        lines = _command(options) if options.command else view(Ledger(options.ledger), options, run)
         show(lines, cut=options.turns or options.samples)
-    except (LedgerError, ConfigError, NoRunError, OutputError) as error:
+    except (LedgerError, ConfigError, NoRunError, OutputError, PeopleError) as error:
         print(error, file=sys.stderr)
         return 2
     if options.episodes and of_the_loop(run, ""):

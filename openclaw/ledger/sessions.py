@@ -7,6 +7,9 @@ because each may hold turns of several sessions. What remains is a digest of its
 (``forgotten_samples``) with the step that used it. A batch that already has such a sample finishes its step; a crash does
 not bring the sample back. A reply that is running when its session is deleted is not recorded (`Turns.record`).
 
+`Sessions.forget_person` deletes all of a person in one transaction: every session, lesson, episode, round of practice and
+decision of theirs. Of a step of their adapter only the numbers remain.
+
 `Sessions.erase` then removes the bytes from disk, and the lines of `openclaw.ledger.record_files`: it overwrites deleted rows (``secure_delete``), empties the write-ahead
 log and deletes the backups of migrations. It does not reach other copies, or checkpoints that learned from the session.
 
@@ -30,7 +33,7 @@ from pathlib import Path
 
 from groundwork.chat_messages import Message
 from groundwork.private_files import private
-from openclaw.ledger.database import Database
+from openclaw.ledger.database import Database, sessions_of
 from openclaw.ledger.episodes import FORGOTTEN
 from openclaw.ledger.exceptions import (
     LedgerFullError,
@@ -49,11 +52,13 @@ from openclaw.ledger.records import (
     is_of_pass,
 )
 from openclaw.ledger.turns import ONLY_WEAK, Turns, forget_pictures, session_digest
-from openclaw.owners import episode_of, owner_of
+from openclaw.owners import episode_of, owner_of, root
 
 logger = logging.getLogger(__name__)
 
 NO_NEXT_STATE = "no_next_state"
+NOBODY = "/"
+"""Whose adapter a step trained whose person was forgotten; no person has this name."""
 _LOOK_BACK = 1000
 _COLUMNS = (
     f"id, session_id, kind, CASE WHEN {ONLY_WEAK} THEN 'ended' ELSE state END AS state, signal, conversation,"
@@ -218,6 +223,51 @@ class Sessions:
             for name in self._passes(session_id):
                 of_pass = None if episode is None else episode + name[len(session_id) :]
                 gone.append(self._forget(name, of_pass, under_way=False))
+        return Forgotten(*(sum(counts) for counts in zip(*map(astuple, gone), strict=True)))
+
+    def forget_person(self, person: str) -> Forgotten:
+        """Delete all rows of a person (`openclaw.owners.root`); call `erase` afterwards to remove the bytes.
+
+        A person of whom nothing is left counts as 0 turns.
+
+        Raises:
+            LedgerFullError: if the disk is full and the reserve too small.
+        """
+        try:
+            return self._forget_person(person)
+        except LedgerFullError:
+            if self._database.in_transaction() or not release_reserve(self._database.path):
+                raise
+            return self._forget_person(person)
+
+    def knows(self, person: str) -> bool:
+        """Return whether the ledger has a session of a person."""
+        of_person, names = sessions_of(person)
+        query = f"SELECT 1 FROM (SELECT id AS session_id FROM sessions) WHERE {of_person} LIMIT 1"
+        return bool(self._database.rows(query, names))
+
+    def _forget_person(self, person: str) -> Forgotten:
+        of_person, names = sessions_of(person)
+        rows = self._database.rows(
+            f"SELECT session_id FROM (SELECT id AS session_id FROM sessions) WHERE {of_person}", names
+        )
+        gone = [Forgotten(0, 0, 0)]
+        with self._database.transaction() as connection:
+            for row in rows:
+                episode = episode_of(owner_of(row["session_id"]))
+                gone.append(self._forget(row["session_id"], episode, under_way=False))
+            self._lessons.forget_person(person)
+            decided = "decision IN (SELECT number FROM decisions WHERE person = ?)"
+            connection.execute(f"DELETE FROM probe_scores WHERE {decided}", (person,))
+            for table in ("decisions", "heldout_prompts"):
+                connection.execute(f"DELETE FROM {table} WHERE person = ?", (person,))
+            connection.execute("UPDATE steps SET person = ? WHERE person = ?", (NOBODY, person))
+            episodes = [
+                (row["id"],)
+                for row in connection.execute("SELECT id, owner FROM episodes")
+                if root(row["owner"]) == person
+            ]
+            connection.executemany("DELETE FROM episodes WHERE id = ?", episodes)
         return Forgotten(*(sum(counts) for counts in zip(*map(astuple, gone), strict=True)))
 
     def _passes(self, session_id: str) -> list[str]:

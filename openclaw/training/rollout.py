@@ -37,6 +37,7 @@ from openclaw.owners import owner_of, root
 from openclaw.runtime.process import RuntimeSupervisor
 from openclaw.runtime.start import start_runtime
 from openclaw.runtime.where import RUNTIME_LOG_NAME, chat_command, inspect_command, ledger_path, shown_path
+from openclaw.training.adapters import forget_adapter
 from openclaw.training.live import LiveRollout
 from openclaw.training.live_arguments import check_arguments, per_person
 from openclaw.training.pace import Due, Pace, PaceSettings
@@ -219,6 +220,10 @@ class LedgerDataSource(DataSource):
 
         def record() -> None:
             person = self.person_of(rollout_id)
+            if person is not None and not self.ledger.sessions.knows(person):
+                logger.warning("rollout %d: its person was forgotten meanwhile, so the adapter goes, too", rollout_id)
+                forget_adapter(self.args.run_dir, person)
+                return
             self.ledger.samples.record_step(rollout_id, str(version), trained, now, person)
 
         until_available(record, self.stopped)

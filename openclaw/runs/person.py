@@ -1,0 +1,58 @@
+"""``openclaw-rl forget RUN --person NAME`` and ``export RUN --person NAME --to DIR``: all of one person, and leaving with an adapter.
+
+Guarantees: after a deletion no file of the run has a byte of the person's words, and no version of their adapter is left; a run that
+is up goes on, and its trainer begins anew with the person. What is deleted comes in an order in which a process that ends
+between two parts leaves nothing that serves or is trained; repeating the command deletes the rest.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+from contextlib import closing
+
+from groundwork.exceptions import ConfigError
+from groundwork.paused import WITHOUT_NAME, resume
+from openclaw.ledger.exceptions import UnknownRecordError
+from openclaw.ledger.views import counted
+from openclaw.runs.folder import open_run
+from openclaw.training.adapters import export_adapter, forget_adapter
+
+
+def forget_person(options: argparse.Namespace) -> Iterable[str]:
+    """Delete all of a person: conversations, lessons, decisions, adapter and optimizer state; yield what was deleted.
+
+    Raises:
+        UnknownRecordError: the run has nothing of this person.
+    """
+    run, person = open_run(options.ledger), options.person
+    name = person or WITHOUT_NAME
+    with closing(run.open_ledger()) as ledger:
+        gone = ledger.sessions.forget_person(person)
+        adapter = run.folder is not None and forget_adapter(run.folder, person)
+        if run.folder is not None:
+            resume(run.folder, person)
+        yield f"deleted {counted(gone.turns, 'turn')} and {counted(gone.samples, 'sample')} of {name}, with all lessons"
+        for backup in ledger.sessions.erase():
+            yield f"deleted {backup}, a backup of the file from before a migration"
+    if not gone.turns and not adapter:
+        raise UnknownRecordError(f"{run.ledger_path} has no turn of {name}; openclaw-rl inspect lists the owners")
+    if adapter:
+        yield f"deleted the adapter of {name} in all versions, with the state of its optimizer; the base model answers {name} now"
+    elif gone.trained:
+        yield f"{gone.trained} of the samples had been trained; weights and checkpoints that learned from them remain"
+    yield f"no file of the run has a word of {name} any more; exports, logs and other copies are not searched"
+
+
+def export_person(options: argparse.Namespace) -> Iterable[str]:
+    """Write the adapter that serves a person to a folder; yield what was written.
+
+    Raises:
+        ConfigError: the run has none, or the folder exists.
+    """
+    run = open_run(options.ledger)
+    if run.folder is None:
+        raise ConfigError(f"{options.ledger} is a ledger alone; name the folder of a run")
+    version = export_adapter(run.folder, options.person, options.to)
+    base = run.trainer_arguments().hf_checkpoint
+    yield f"wrote version {version.number} to {options.to}: a PEFT adapter of {base}, SHA-256 {version.sha256}"

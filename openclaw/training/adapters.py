@@ -1,0 +1,67 @@
+"""Each person's own adapter on the disk of a run: the versions one can go back to, leaving with it, and its deletion.
+
+Guarantees: what is exported has the digest that the book of the run gives it (`slime.weight_sync.people`). A deletion leaves no
+folder and no line of the person; engines serve the base from the next request on, and the trainer begins anew with the person.
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from groundwork.exceptions import ConfigError
+from groundwork.people import mark_of
+from groundwork.private_files import private_folder
+from slime.weight_sync import people
+from slime.weight_sync.people import Version
+
+
+def accepted_versions(run_dir: str | Path, person: str) -> tuple[Version, ...]:
+    """Return the accepted versions of a person's adapter that are on disk, newest first.
+
+    Raises:
+        PeopleError: the book is unreadable.
+    """
+    return people.Book(people.people_folder(run_dir)).versions(mark_of(person))
+
+
+def export_adapter(run_dir: str | Path, person: str, to: Path) -> Version:
+    """Write the version that serves a person to the new folder ``to``, as PEFT reads it, and return it.
+
+    Raises:
+        ConfigError: the person has no adapter yet, ``to`` exists, or a file is not what the book says.
+        PeopleError: the book is unreadable.
+    """
+    versions = accepted_versions(run_dir, person)
+    if not versions:
+        raise ConfigError(f"no version of this person's adapter was accepted in {run_dir}; the base model answers")
+    if os.path.lexists(to):
+        raise ConfigError(f"{to} exists; name a new folder")
+    source = people.folder_of(people.people_folder(run_dir), versions[0].name)
+    part = to.with_name(f"{to.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    private_folder(part)
+    for name in (people.WEIGHTS, people.CONFIG):
+        shutil.copyfile(source / name, part / name)
+    if (found := people.digest_of(part)) != versions[0].sha256:
+        shutil.rmtree(part)
+        raise ConfigError(
+            f"{source / people.WEIGHTS} has SHA-256 {found}, the book says {versions[0].sha256}; it is damaged"
+        )
+    part.replace(to)
+    return versions[0]
+
+
+def forget_adapter(run_dir: str | Path, person: str) -> bool:
+    """Delete all versions of a person's adapter with what their trainer keeps beside them; return whether there was any.
+
+    Raises:
+        PeopleError: the book is unreadable.
+    """
+    mark = mark_of(person)
+    folder = people.people_folder(run_dir) / mark
+    was_there = folder.is_dir()
+    people.forget(run_dir, mark)
+    return was_there

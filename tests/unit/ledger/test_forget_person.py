@@ -1,0 +1,147 @@
+"""A forgotten person leaves no byte of their words and no adapter in any file of the run, and others keep everything."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from groundwork.paused import pause, paused_people
+from groundwork.people import mark_of
+from groundwork.private_files import private_folder
+from lab.testkit.ledger_records import USER_NEXT, make_turn
+from openclaw.credit.baseline import record_judged
+from openclaw.inspect import main
+from openclaw.ledger.record_files import RecordFiles
+from openclaw.ledger.records import Feedback, Verdict
+from openclaw.ledger.store import Ledger
+from openclaw.owners import episode_owner, stored_id
+from openclaw.training.adapters import accepted_versions
+from openclaw.training.samples import make_sample
+from slime.weight_sync import people
+
+ALICE, BOB = "alice", "bob"
+MARKERS = {ALICE: "qx7ofalice", BOB: "qx7ofbob"}
+
+
+def talk(ledger: Ledger, person: str, name: str, owner: str | None = None) -> None:
+    """Record a judged turn with a sample, feedback and a lesson, in which every text holds the person's marker."""
+    words = f"{MARKERS[person]} please"
+    turn = make_turn(
+        f"{person}-{name}",
+        session_id=stored_id(owner or person, f"s-{name}"),
+        messages=[{"role": "user", "content": words}],
+        response_message={"role": "assistant", "content": words},
+    )
+    ledger.turns.record(turn)
+    if ledger.turns.get(turn.id).state == "excluded":  # of an episode
+        return
+    ledger.turns.record_next_state(turn.id, [{"role": "user", "content": words}], 102.0)
+    ledger.feedback.record(
+        Feedback(turn_id=turn.id, created_at=103.0, thumbs="up", text=words, source=person), USER_NEXT
+    )
+    sample = make_sample(turn, 1.0, score=1, metadata={"hint": words})
+    record_judged(ledger, turn.id, Verdict(score=1, hint=words), [sample], None)
+
+
+def adapter(run: Path, person: str, version: int) -> str:
+    """Publish a version of a person's adapter whose files hold the person's mark, and return its name."""
+    name = people.adapter_name(version, "0123abcd", version, mark_of(person))
+    folder = people.folder_of(people.people_folder(run), name)
+    private_folder(folder)
+    for file in (people.WEIGHTS, people.CONFIG, "training.safetensors", "state.json"):
+        (folder / file).write_text(f"{file} {version} of {mark_of(person)}")
+    people.publish(run, name)
+    return name
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run with turns, a lesson, a decision, a step, a pause and two versions of an adapter of each person."""
+    folder = tmp_path / "run"
+    private_folder(folder)
+    (folder / "arguments.json").write_text('{"hf_checkpoint": "models/tiny"}')
+    with closing(Ledger(folder / "ledger.sqlite")) as ledger:
+        for person in (ALICE, BOB):
+            talk(ledger, person, "0")
+            talk(ledger, person, "1", owner=f"{person}/child")
+            talk(ledger, person, "2", owner=episode_owner(person, "episode-1"))
+            ledger.lessons.add(person, f"Always say {MARKERS[person]}.")
+        for batch, person in enumerate((ALICE, BOB)):
+            ledger.samples.claim(batch, 1, person=person)
+            ledger.decisions.record(
+                batch, "step", "1", MARKERS[person], person=person, scores={f"{person}-0": -0.5, f"{BOB}-1": -0.5}
+            )
+            ledger.samples.record_step(batch, "1", 1.0, 2.0, person)
+    records = RecordFiles(folder / "ledger.sqlite", 10**6)
+    records.follow()
+    for person in (ALICE, BOB):
+        pause(folder, 1, MARKERS[person], person)
+        adapter(folder, person, 1)
+        adapter(folder, person, 2)
+    return folder
+
+
+def files_with(folder: Path, text: str) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file() and text.encode() in path.read_bytes()]
+
+
+def test_nothing_of_a_person_is_left_in_any_file(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert len(files_with(run, MARKERS[ALICE])) >= 3
+    assert files_with(run, mark_of(ALICE))
+    before = {path for path in files_with(run, MARKERS[BOB]) if ".sqlite" not in path.name}
+    assert main([str(run), "forget", "--person", ALICE]) == 0
+    said = capsys.readouterr().out
+    assert "deleted 3 turns and 2 samples of alice" in said
+    assert "deleted the adapter of alice in all versions" in said
+    for text in (MARKERS[ALICE], mark_of(ALICE), ALICE):
+        assert files_with(run, text) == [], text
+    assert not (people.people_folder(run) / mark_of(ALICE)).exists()
+    assert accepted_versions(run, ALICE) == ()
+    assert before <= set(files_with(run, MARKERS[BOB])), "another person keeps everything"
+    assert [version.number for version in accepted_versions(run, BOB)] == [2, 1]
+    assert list(paused_people(run)) == [BOB]
+    with closing(Ledger(run / "ledger.sqlite")) as ledger:
+        assert ledger.samples.live_weight_version(ALICE) is None
+        assert ledger.samples.live_weight_version(BOB) == "1"
+        assert [step["samples"] for step in ledger.views.step_records()] == [1, 1], "steps keep their numbers"
+        assert [each.person for each in ledger.decisions.all()] == [BOB]
+        assert ledger.samples.reconcile(1) == {"trained": 1, "ready": 0}
+
+
+def test_who_left_nothing_is_told_and_may_be_forgotten_again(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(run), "forget", "--person", "carol"]) == 2
+    assert "has no turn of carol" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main([str(run), "forget", "--person", "alice/child"])
+    assert "its adapter is that of alice" in capsys.readouterr().err
+
+
+def test_a_person_leaves_with_the_adapter(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    to = tmp_path / "mine"
+    assert main([str(run), "export", "--person", BOB, "--to", str(to)]) == 0
+    assert sorted(path.name for path in to.iterdir()) == [people.CONFIG, people.WEIGHTS]
+    assert people.digest_of(to) == accepted_versions(run, BOB)[0].sha256
+    assert "wrote version 2 to" in capsys.readouterr().out
+    assert main([str(run), "export", "--person", BOB, "--to", str(to)]) == 2
+    assert "exists; name a new folder" in capsys.readouterr().err
+    assert main([str(run), "export", "--person", "carol", "--to", str(tmp_path / "hers")]) == 2
+    assert "the base model answers" in capsys.readouterr().err
+
+
+def test_a_damaged_adapter_is_not_exported(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = people.folder_of(people.people_folder(run), accepted_versions(run, BOB)[0].name)
+    (folder / people.WEIGHTS).write_text("other")
+    assert main([str(run), "export", "--person", BOB, "--to", str(tmp_path / "mine")]) == 2
+    assert "it is damaged" in capsys.readouterr().err
+    assert not (tmp_path / "mine").exists()
+
+
+@pytest.mark.parametrize(
+    "words", [["forget"], ["forget", "s", "--person", ALICE], ["export", "--person", ALICE], ["export"]]
+)
+def test_a_command_about_nobody_is_refused(run: Path, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([str(run), *words])
+    assert "or --person NAME" in capsys.readouterr().err
