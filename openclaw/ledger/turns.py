@@ -46,9 +46,9 @@ SESSION_DIGEST_BYTES = 16
 REGENERATED = "regenerated"
 ONLY_WEAK = (
     "(signal = 'feedback' AND state IN ('pending', 'judged') AND NOT EXISTS (SELECT 1 FROM feedback WHERE turn_id = turns.id"
-    f" AND NOT (action IN {WEAK} AND COALESCE(thumbs, score, text) IS NULL)))"
+    f" AND NOT (COALESCE(action, '') IN {WEAK} AND COALESCE(thumbs, score, NULLIF(text, '')) IS NULL)))"
 )
-"""SQL: whether nothing but weak actions gave a turn its next state."""
+"""SQL: whether nothing but weak actions gave a turn its next state; the rule of `openclaw.ledger.feedback.is_weak`."""
 SUPERSEDED = "superseded"
 """Why a sample was dropped: feedback on its turn, or another next state, arrived before a step used it."""
 NO_PICTURE = "no_picture"

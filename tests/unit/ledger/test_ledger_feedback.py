@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from openclaw_rl_method import BinaryRL
 
 from lab.testkit.ledger_records import USER_NEXT, make_turn
 from openclaw.credit.baseline import record_judged
 from openclaw.inspect import main as inspect
 from openclaw.ledger.exceptions import FeedbackArrivedError, TransitionError, UnknownRecordError
-from openclaw.ledger.feedback import FeedbackReceipt, Opinion, as_next_state, opinion
+from openclaw.ledger.feedback import FeedbackReceipt, Opinion, as_next_state, is_weak, opinion
 from openclaw.ledger.records import BASELINE, WEIGHT, Feedback, Verdict
 from openclaw.ledger.store import Ledger
-from openclaw.ledger.turns import SUPERSEDED
+from openclaw.ledger.turns import ONLY_WEAK, SUPERSEDED
+from openclaw.messages.signals import ACTIONS
 from openclaw.offline.replay import replay
 from openclaw.privacy.redactor import Redactor
 from openclaw.training.samples import make_sample
@@ -37,8 +40,8 @@ def ledger(tmp_path: Path) -> Ledger:
 def test_feedback_is_the_next_state_of_a_turn_without_one(ledger: Ledger, ended: bool) -> None:
     if ended:
         ledger.sessions.end("session", 105.0)
-    given = Feedback(turn_id="turn-0", created_at=110.0, thumbs="down", score=0.5, text="Too long.", source="chat")
-    assert ledger.feedback.record(given, WORDS) == FeedbackReceipt(True, False, "pending", None)
+    both = Feedback(turn_id="turn-0", created_at=110.0, thumbs="down", score=0.5, text="Too long.", source="chat")
+    assert ledger.feedback.record(both, WORDS) == FeedbackReceipt(True, False, "pending", None)
     turn = ledger.turns.get("turn-0")
     assert (turn.state, turn.signal, turn.next_state, turn.next_state_at) == ("pending", "feedback", WORDS, 110.0)
     [kept] = ledger.feedback.of("turn-0")
@@ -225,6 +228,46 @@ def did(action: str, at: float = 110.0, **more: Any) -> Feedback:
     return Feedback(turn_id="turn-0", created_at=at, action=action, **more)
 
 
+STATEMENT = st.builds(
+    Feedback,
+    turn_id=st.just("turn-0"),
+    created_at=st.just(110.0),
+    thumbs=st.sampled_from([None, "up", "down"]),
+    score=st.sampled_from([None, -1.0, 0.0, 0.2]),
+    text=st.sampled_from([None, "", " ", "\N{THUMBS UP SIGN}", "Too long."]),
+    action=st.sampled_from([None, *ACTIONS]),
+    edit=st.sampled_from([None, "Short."]),
+)
+
+
+@pytest.fixture(scope="module")
+def stated(tmp_path_factory: pytest.TempPathFactory) -> Ledger:
+    ledger = Ledger(tmp_path_factory.mktemp("stated") / "ledger.sqlite")
+    ledger.turns.record(make_turn())
+    return ledger
+
+
+@settings(deadline=None)
+@given(
+    st.lists(STATEMENT, max_size=3),
+    st.sampled_from(["pending", "judged", "ended"]),
+    st.sampled_from(["feedback", None]),
+)
+def test_weak_actions_are_the_same_to_the_ledger_and_to_the_program(
+    stated: Ledger, statements: list[Feedback], state: str, signal: str | None
+) -> None:
+    database = stated.database
+    with database.transaction() as connection:
+        connection.execute("DELETE FROM feedback")
+        connection.execute("DROP TRIGGER IF EXISTS turns_next_state")
+        connection.execute("UPDATE turns SET state = ?, signal = ?", (state, signal))
+        for statement in statements:
+            database.insert(connection, "feedback", {**asdict(statement), "applied": 0})
+    only_weak = bool(database.rows(f"SELECT {ONLY_WEAK} AS weak FROM turns")[0]["weak"])
+    began = signal == "feedback" and state in ("pending", "judged")
+    assert only_weak == (began and all(map(is_weak, statements)))
+
+
 def test_a_copied_reply_counts_when_its_session_ends_without_a_reaction(ledger: Ledger) -> None:
     given = did("copied")
     assert ledger.feedback.record(given, as_next_state(given)) == FeedbackReceipt(False, False, "waiting", None)
@@ -269,8 +312,8 @@ def test_words_that_come_after_the_session_ended_take_the_place_of_a_copied_repl
 
 
 def test_a_thumb_beside_a_copied_reply_keeps_the_next_state(ledger: Ledger) -> None:
-    for given in (did("copied"), THUMB):
-        ledger.feedback.record(given, as_next_state(given))
+    for said in (did("copied"), THUMB):
+        ledger.feedback.record(said, as_next_state(said))
     with pytest.raises(TransitionError):
         ledger.turns.record_next_state("turn-0", USER_NEXT, 130.0)
 
