@@ -227,6 +227,11 @@ class RuntimeVariables(GateVariables):
         "OPENCLAW_MAX_TOKENS", 8192, "most tokens in a reply if the request sets no limit", minimum=1
     )
     policy_url: str | None = variable("OPENCLAW_POLICY_URL", None, "URL of the policy engine or its router")
+    adapter_per_person: bool = variable(
+        "OPENCLAW_ADAPTER_PER_PERSON",
+        False,
+        "1: the policy engine answers each person with an adapter of their own; a run sets it, from ADAPTERS",
+    )
     judge_url: str | None = variable("OPENCLAW_JUDGE_URL", None, "URL of the judge engine")
     tokenizer: str | None = variable(
         "OPENCLAW_TOKENIZER",

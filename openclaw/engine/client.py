@@ -37,6 +37,7 @@ from typing import Any
 
 import orjson
 
+from groundwork.people import mark_of, request_name
 from openclaw.engine.canary import ShareReader
 from openclaw.engine.connection import Answer, Connections
 from openclaw.exceptions import (
@@ -49,12 +50,14 @@ from openclaw.exceptions import (
     EngineReportedError,
 )
 from openclaw.ledger.records import VersionSpan
+from openclaw.owners import root
 
 CACHE_KEY = "extra_key"
 """The field of `/generate`."""
 MAX_OWNERS = 1 << 14
-BASE = "base"
-"""The adapter name with which an engine of a LoRA run answers as its base model, and the version of such answers."""
+BASE, NO_VERSION = "base", "0"
+"""The adapter name with which an engine of a LoRA run answers as its base model, and the version of such answers; the version of
+the base model as the answer to a person without an accepted adapter."""
 
 
 def scoring_payload(prompt_ids: Sequence[int], reply_ids: Sequence[int]) -> dict[str, Any]:
@@ -213,6 +216,7 @@ class TokenChunk:
         versions: in the last chunk, the weights of each span of the whole reply, if the engine reports them.
         cached_tokens: prompt tokens found in the engine's cache.
         top: for each id ``[logprob, id, ...]`` of the most likely tokens, if requested.
+        fallback: the person's newer adapter that could not be loaded, if an older one answers instead.
     """
 
     ids: list[int]
@@ -222,6 +226,7 @@ class TokenChunk:
     versions: tuple[VersionSpan, ...] = ()
     cached_tokens: int = 0
     top: list[Any] = field(default_factory=list)
+    fallback: str | None = None
 
 
 @dataclass(frozen=True)
@@ -260,6 +265,7 @@ class EngineClient:
         on_death: Callable[[str], None] = lambda outcome: None,
         clock: Callable[[], float] = time.monotonic,
         canary: ShareReader | None = None,
+        per_person: bool = False,
     ) -> None:
         """Create a client of ``url``.
 
@@ -270,7 +276,9 @@ class EngineClient:
             on_death: called with ``resent`` or ``refused`` for each request under which an engine ended.
             clock: monotonic seconds; `away` counts by it, too.
             canary: which conversations go to the engine that has a candidate before the others; None: none.
+            per_person: whether engines answer each person with an adapter of their own; another's answer is an error.
         """
+        self._per_person = per_person
         self.url = url.rstrip("/")
         self._wait_seconds = wait_seconds
         self._on_retry = on_retry
@@ -428,6 +436,10 @@ class EngineClient:
         }
         if top_logprobs:
             payload["top_logprobs_num"] = top_logprobs
+        mark = None
+        if self._per_person:
+            payload["lora_path"] = request_name(root(owner))
+            mark = mark_of(root(owner))
         expected = None
         if pictures is not None:
             payload |= {"input_ids": [*pictures.input_ids, *progress.ids], "image_data": list(pictures.urls)}
@@ -438,7 +450,7 @@ class EngineClient:
                 await self._check_status(answer)
                 running = True
                 async for events in _event_groups(answer):
-                    chunks = _read_chunks(events, base, progress, expected)
+                    chunks = _read_chunks(events, base, progress, expected, mark)
                     for chunk in _join(chunks) if len(events) > 1 else chunks:
                         self._last_version = chunk.weight_version
                         running = chunk.finish is None
@@ -503,11 +515,12 @@ async def _event_groups(answer: Answer) -> AsyncGenerator[list[bytes], None]:
 
 
 def _read_chunks(
-    bodies: list[bytes], base: int, progress: _Progress, prompt_tokens: int | None = None
+    bodies: list[bytes], base: int, progress: _Progress, prompt_tokens: int | None = None, mark: str | None = None
 ) -> Iterator[TokenChunk]:
     """Yield the tokens of each event and count them as delivered; see `_read_chunk`.
 
-    ``prompt_tokens`` is the number that the engine must have read, if it repeated placeholders; None: any.
+    ``prompt_tokens`` is the number that the engine must have read, if it repeated placeholders; None: any. ``mark`` is whose
+    adapter must have answered; None: anybody's.
     """
     for body in bodies:
         try:
@@ -521,8 +534,24 @@ def _read_chunks(
                 f"the prompt has {prompt_tokens} tokens with its pictures, but the engine counts {counted}; both must use the "
                 "same preprocessor_config.json"
             )
+        if mark is not None:
+            check_adapter(event["meta_info"], mark)
         progress.ids.extend(chunk.ids)
         yield chunk
+
+
+def check_adapter(meta: Mapping[str, Any], mark: str) -> None:
+    """Check that the adapter of a person, by `groundwork.people.mark_of`, gave an answer, or the base if there is none.
+
+    Raises:
+        EngineProtocolError: another gave it, or the engine does not say.
+    """
+    adapter, version = str(meta.get("adapter")), meta.get("weight_version")
+    if not (adapter.endswith(f"-{mark}") or (adapter == BASE and version == NO_VERSION)):
+        raise EngineProtocolError(
+            f"the adapter of person {mark} was asked, but {adapter} of version {version} answered; the engine must run with "
+            "--adapter-per-person"
+        )
 
 
 def _join(chunks: Iterator[TokenChunk]) -> Iterator[TokenChunk]:
@@ -586,6 +615,7 @@ def _read_chunk(event: dict[str, Any], base: int, have: int) -> TokenChunk:
             versions=_spans(meta.get("weight_versions") if kind else None, base),
             cached_tokens=meta.get("cached_tokens") or 0,
             top=top[len(top) - new :],
+            fallback=(meta.get("adapter_fallback") or {}).get("adapter"),
         )
     except (KeyError, TypeError, IndexError) as error:
         raise EngineProtocolError(f"the engine sent an event without {error}: {str(event)[:300]}") from error

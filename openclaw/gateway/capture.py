@@ -158,6 +158,7 @@ class Capture:
     undecided_tokens: int = 0
     content_logprobs: list[dict[str, Any]] = field(default_factory=list)
     topk: TopK = field(default_factory=lambda: TopK([], []))
+    fallback: str | None = None
 
     @property
     def id(self) -> str:
@@ -172,6 +173,7 @@ class Capture:
         if self.prompt.topk:
             self._keep_topk(chunk)
         self.cached_tokens = max(self.cached_tokens, chunk.cached_tokens)
+        self.fallback = chunk.fallback or self.fallback
         if chunk.ids:
             self._add_span(chunk.weight_version, start, len(self.ids))
         if chunk.versions:
@@ -273,6 +275,7 @@ class Capture:
             pictures=self.prompt.pictures,
             plain=self.prompt.plain,
             lessons=self.prompt.lessons,
+            adapter_fallback=self.fallback,
             response_topk=self.topk if self.prompt.topk and trained else None,
         )
 

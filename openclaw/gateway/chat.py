@@ -128,6 +128,7 @@ class ChatService:
             on_retry=lambda kind: metrics.engine_retries.labels(kind=kind).inc(),
             on_death=lambda outcome: metrics.engine_deaths.labels(outcome=outcome).inc(),
             canary=ShareReader(config.run_dir) if config.run_dir else None,
+            per_person=config.adapter_per_person,
         )
         self.sessions = Sessions(
             ledger,

@@ -68,6 +68,11 @@ class GatewayMetrics:
             ["outcome"],
             registry=registry,
         )
+        self.adapter_fallbacks = Counter(
+            "openclaw_adapter_fallbacks",
+            "Replies by an older adapter of the person, because the newest could not be loaded",
+            registry=registry,
+        )
         self.malformed_tool_calls = Counter("openclaw_malformed_tool_calls", "Unreadable tool calls", registry=registry)
         self.mixed_versions = Counter(
             "openclaw_mixed_version_replies", "Replies sampled by more than one weight version", registry=registry

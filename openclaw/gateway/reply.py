@@ -155,6 +155,11 @@ class Replies:
             self._metrics.generated_tokens.inc(sum(len(turn.response_ids) for turn in turns))
             self._metrics.malformed_tool_calls.inc(sum(capture.parser.malformed for capture in captures))
         for turn in turns:
+            if turn.adapter_fallback is not None:
+                self._metrics.adapter_fallbacks.inc()
+                logger.warning(
+                    "turn %s: adapter %s could not be loaded, an older one answered", turn.id, turn.adapter_fallback
+                )
             self._metrics.turns.labels(kind=turn.kind, outcome=turn.finish_reason).inc()
             self._metrics.request_seconds.observe(turn.finished_at - turn.created_at)
             if len({span.version for span in turn.weight_versions}) > 1:

@@ -18,13 +18,15 @@ from typing import Any, Protocol, TypeVar, cast
 import httpx
 
 from chat_codec.prompts import Prompts
+from groundwork.people import mark_of, request_name
 from openclaw.config.runtime_variables import RuntimeVariables
-from openclaw.engine.client import BASE, CACHE_KEY, GRAMMAR_PARAMETER, CacheKeys
-from openclaw.exceptions import EngineRefusedError, EngineUnavailableError
+from openclaw.engine.client import BASE, CACHE_KEY, GRAMMAR_PARAMETER, CacheKeys, check_adapter
+from openclaw.exceptions import EngineProtocolError, EngineRefusedError, EngineUnavailableError
 from openclaw.judge.answers import THINKING_START, answer_grammar, read_vote
 from openclaw.judge.interface import Question
 from openclaw.judge.prompts import Variant
 from openclaw.ledger.records import JudgeKind, Vote
+from openclaw.owners import root
 
 TAIL_TOKENS = 16
 PROBE: dict[str, Any] = {"input_ids": [0], "sampling_params": {"temperature": 0.0, "max_new_tokens": 1}}
@@ -75,6 +77,7 @@ class EngineHttp:
         concurrency: int,
         retries: int = 2,
         backoff: float = 0.2,
+        per_person: bool = False,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         """Create a client of ``url``.
@@ -85,10 +88,13 @@ class EngineHttp:
             concurrency: most concurrent requests.
             retries: retries after a transport error or 5xx.
             backoff: seconds before the first retry, doubled for each further one.
+            per_person: whether the engine has an adapter per person. Then that of the owner answers, and the base model if there
+                is no owner, unless the payload names another; an answer of somebody else's adapter is an error.
             transport: stand-in for tests.
         """
         self.url = url.rstrip("/")
         self.counters: Counter[str] = Counter()
+        self._per_person = per_person
         self._cache_keys = CacheKeys()
         self._retries = retries
         self._backoff = backoff
@@ -105,7 +111,7 @@ class EngineHttp:
 
         Raises:
             EngineUnavailableError: after the last retry.
-            EngineRefusedError: on a 4xx, with the engine's message.
+            EngineRefusedError: on a 4xx, with the engine's message, or somebody else's adapter answered.
         """
         async with self._slots:
             for attempt in range(self._retries):
@@ -129,6 +135,9 @@ class EngineHttp:
 
     async def _post(self, payload: dict[str, Any], owner: str | None) -> dict[str, Any]:
         payload = {**payload, CACHE_KEY: self._cache_keys.of(owner)}
+        own = self._per_person and "lora_path" not in payload
+        if own:
+            payload["lora_path"] = BASE if owner is None else request_name(root(owner))
         self.counters["requests"] += 1
         try:
             response = await self._client.post(f"{self.url}/generate", json=payload)
@@ -136,7 +145,12 @@ class EngineHttp:
                 answer: object = response.json()
                 if not isinstance(answer, dict):
                     raise ValueError(f"answered {response.text[:200]}")
-                return _unless_aborted(cast(dict[str, Any], answer), self.url)
+                found = _unless_aborted(cast(dict[str, Any], answer), self.url)
+                if own and owner is not None:
+                    check_adapter(found["meta_info"], mark_of(root(owner)))
+                return found
+        except EngineProtocolError as error:
+            raise EngineRefusedError(f"{self.url}: {error}") from error
         except (httpx.HTTPError, ValueError) as error:
             raise EngineUnavailableError(f"{self.url}: {type(error).__name__}: {error}") from error
         if response.status_code >= 500:

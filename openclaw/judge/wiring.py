@@ -183,7 +183,9 @@ def build_judge_loop(
     plan = method.judges()
     scores = config.opd_teacher_lp_max_concurrency * SCORES_PER_TURN
     patience = config.judge_seconds / REQUESTS_IN_TIME
-    policy = EngineHttp(config.policy_url or "", timeout=patience, concurrency=scores)
+    policy = EngineHttp(
+        config.policy_url or "", timeout=patience, concurrency=scores, per_person=config.adapter_per_person
+    )
     judge, engine = build_judge(config, plan, patience, scores)
     teacher = build_teacher(
         config, plan, policy, policy if engine is None or config.opd_teacher == "policy" else engine, render

@@ -139,6 +139,7 @@ class Turn:
         pictures: of the prompt, in order, with their files, when the turn is recorded; a turn that was read has none, see
             `openclaw.ledger.turns`.
         plain: how the prompt without the person's lessons differs from ``prompt_ids``; None if it had no lessons.
+        adapter_fallback: the person's newer adapter that could not be loaded, so that an older one answered; else None.
         lessons: id and text of each of these lessons, when the turn is recorded; a turn that was read has none, see `openclaw.ledger.lessons`.
 
     Example:
@@ -193,6 +194,7 @@ class Turn:
     pictures: tuple[SeenPicture, ...] = field(default=(), compare=False, repr=False)
     plain: PlainPart | None = None
     lessons: tuple[tuple[str, str], ...] = field(default=(), compare=False)
+    adapter_fallback: str | None = None
 
     @property
     def student_ids(self) -> list[int]:

@@ -433,6 +433,9 @@ _VERSION_28 = """
 ALTER TABLE steps ADD COLUMN person TEXT;      -- whose adapter it trained, see openclaw.owners.root; NULL: everybody's weights
 ALTER TABLE decisions ADD COLUMN person TEXT;  -- whose adapter it is about; NULL: everybody's weights
 """
+_VERSION_29 = """
+ALTER TABLE turns ADD COLUMN adapter_fallback TEXT;  -- the person's newer adapter that could not be loaded
+"""
 
 
 def fill_baseline_owners(connection: sqlite3.Connection) -> None:
@@ -540,6 +543,7 @@ MIGRATIONS: tuple[Migration, ...] = (
     Migration(26, "certificates of updates", _VERSION_26),
     Migration(27, "the round of a practised sample, and whether it may still be trained", _VERSION_27),
     Migration(28, "whose adapter a step trained and a decision is about", _VERSION_28),
+    Migration(29, "replies by an older adapter of the person", _VERSION_29),
 )
 VERSION = MIGRATIONS[-1].version
 

@@ -33,7 +33,12 @@ def build_practice(
         default=config.lessons,
         made_by=maker(config.method, config.distill_topk),
     )
-    engine = EngineHttp(config.policy_url or "", timeout=config.judge_seconds, concurrency=CONCURRENCY)
+    engine = EngineHttp(
+        config.policy_url or "",
+        timeout=config.judge_seconds,
+        concurrency=CONCURRENCY,
+        per_person=config.adapter_per_person,
+    )
     metrics = PracticeMetrics(registry)
     run_dir = config.run_dir
     return PracticeLoop(

@@ -43,6 +43,7 @@ class Office:
         from transformers import AutoModelForCausalLM
 
         self.args = args
+        people_folder(args.run_dir).mkdir()
         self.base = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
         self.models: dict[str, Any] = {"base": self.base}
         self.newest: dict[str, str] = {}

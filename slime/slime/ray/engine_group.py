@@ -24,6 +24,7 @@ from ray import ObjectRef
 from ray.exceptions import RayActorError, RayError
 
 from groundwork.exceptions import ConfigError
+from groundwork.private_files import private_folder
 from slime.args import Arguments, required
 from slime.arguments.placement import EngineSpec, Role
 from slime.backends.sglang_utils.engine import SGLangEngine
@@ -33,7 +34,7 @@ from slime.backends.sglang_utils.router import Address, check_router, requested_
 from slime.exceptions import EngineError, EngineNodeLostError
 from slime.ray.placement import ENGINE_GPU_SHARE, ReservedPlacement
 from slime.ray.restarts import first_line
-from slime.weight_sync.people import per_person
+from slime.weight_sync.people import people_folder, per_person
 from slime.weight_sync.remote_engine import EngineCalls, RemoteEngine, RemoteProcess, RemoteServer
 
 logger = logging.getLogger(__name__)
@@ -180,6 +181,10 @@ class EngineGroup:
 
     def start(self) -> list[ObjectRef[str]]:
         """Create the actors and return references to their starts, for :meth:`finish_start`."""
+        if self.role == "policy" and per_person(self._args):
+            private_folder(
+                people_folder(self._args.run_dir)
+            )  # an engine that does not see it is on a machine without the run's folder
         self.handles = [self._create(index) for index in range(len(self.specs))]
         return [handle.start() for handle in self.handles]
 

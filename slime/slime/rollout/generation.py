@@ -41,6 +41,8 @@ from slime.utils.async_utils import gather_or_cancel
 from slime.utils.http_utils import post
 from slime.utils.misc import SingletonMeta, load_function
 from slime.utils.types import Sample, take_experts
+from slime.weight_sync import BASE
+from slime.weight_sync.people import per_person
 
 Group = list[Any]
 FINISHED = (Sample.Status.COMPLETED, Sample.Status.TRUNCATED)
@@ -173,6 +175,8 @@ async def request_of(
     if state.placeholders:
         parameters["stop_token_ids"] = [*(sampling_params.get("stop_token_ids") or []), *sorted(state.placeholders)]
     request = {"input_ids": list(sample.tokens), "sampling_params": parameters, "return_logprob": True}
+    if per_person(state.args):
+        request["lora_path"] = BASE  # a data set's prompts are nobody's
     if not evaluation:
         request |= request_fields(state.args, sample)
     return request | await image_fields(state.processor, sample)

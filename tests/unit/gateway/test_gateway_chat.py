@@ -18,7 +18,7 @@ from openclaw.config.runtime_variables import GateVariables
 from openclaw.gate.certificate import Facts, certify
 from openclaw.gateway import turns
 from openclaw.ledger.decisions import Offer
-from slime.contract.engine import logprob_of
+from slime.contract.engine import StandInEngine, logprob_of
 from tests.unit.gateway.conftest import Stack, Starter
 
 USER: Any = [{"role": "user", "content": "What is 2 + 3?"}]
@@ -108,6 +108,20 @@ async def test_the_turn_holds_what_the_engine_saw_and_sampled(stack: Stack) -> N
     usage = streamed["usage"]
     assert (usage.prompt_tokens, usage.completion_tokens) == (len(turn.prompt_ids), len(turn.response_ids))
     assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
+
+
+async def test_a_reply_by_an_older_adapter_is_recorded_as_one(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    newest, plain = "weights-4-0123abcd-5-0123456789ab", StandInEngine._meta
+
+    def meta(engine: StandInEngine, *values: Any) -> dict[str, Any]:
+        return plain(engine, *values) | {"adapter_fallback": {"adapter": newest, "reason": "it is gone"}}
+
+    stack.say("Good.", "Good.")
+    await stack.client.chat.completions.create(model="any", messages=USER)
+    monkeypatch.setattr(StandInEngine, "_meta", meta)
+    await stack.client.chat.completions.create(model="any", messages=USER)
+    assert [turn.adapter_fallback for turn in stack.turns()] == [None, newest]
+    assert stack.metric("openclaw_adapter_fallbacks_total") == 1
 
 
 @pytest.mark.parametrize("text", [CALL, TWO_CALLS])

@@ -13,10 +13,11 @@ import orjson
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import StreamingResponse
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from agentrl.sandbox import gateway_health
+from groundwork.people import mark_of
 from lab.testkit.engine import mock_engine, serve
 from lab.testkit.waiting import eventually
 from openclaw.engine.client import EngineClient, TokenChunk
@@ -198,6 +199,54 @@ async def test_events_that_arrive_together_are_one_chunk_per_weight_version() ->
         ([5, 5], "1", None),
         ([5, 5], "2", "stop"),
     ]
+
+
+@asynccontextmanager
+async def engine_of_people(*metas: dict[str, Any]) -> AsyncIterator[tuple[EngineClient, list[dict[str, Any]]]]:
+    """A client whose engine has an adapter per person and gives a token with each of ``metas``, and what it was asked."""
+    asked: list[dict[str, Any]] = []
+    body = b"".join(_token(number, "3", **meta) for number, meta in enumerate(metas, 1)) + b"data: [DONE]\n\n"
+
+    async def answer(request: Request) -> Response:
+        asked.append(await request.json())
+        return Response(body, media_type="text/event-stream")
+
+    routes = [Route(path, answer, methods=["POST"]) for path in ("/generate", "/abort_request")]
+    async with serve(Starlette(routes=routes)) as url:
+        client = EngineClient(url, wait_seconds=0, per_person=True)
+        yield client, asked
+        await client.close()
+
+
+async def test_an_engine_with_an_adapter_per_person_is_asked_for_the_owners() -> None:
+    own, newest = (f"weights-{number}-0123abcd-5-{mark_of('alice')}" for number in (3, 4))
+    fallback = {"adapter": own, "adapter_fallback": {"adapter": newest, "reason": "it is gone"}}
+    last = fallback | {"finish_reason": {"type": "stop"}}
+    async with engine_of_people(fallback, last) as (client, asked):
+        chunks = [chunk async for chunk in client.generate("rid", [1], SAMPLING, owner="alice/phone")]
+    assert asked[0]["lora_path"] == f"person-{mark_of('alice')}"
+    assert {chunk.fallback for chunk in chunks} == {newest}
+    async with engine_of_people({"adapter": "base", "weight_version": "0", "finish_reason": {"type": "stop"}}) as (
+        client,
+        _,
+    ):
+        [chunk] = [chunk async for chunk in client.generate("rid", [1], SAMPLING, owner=LOCAL)]
+    assert (chunk.weight_version, chunk.fallback) == ("0", None)
+
+
+@pytest.mark.parametrize(
+    "meta", [{"adapter": f"weights-3-0123abcd-5-{mark_of('bob')}"}, {"adapter": "base"}, {"adapter": None}, {}]
+)
+async def test_an_answer_by_somebody_elses_adapter_is_an_error(meta: dict[str, Any]) -> None:
+    async with engine_of_people(meta | {"finish_reason": {"type": "stop"}}) as (client, _):
+        with pytest.raises(EngineProtocolError, match="must run with --adapter-per-person"):
+            assert [chunk async for chunk in client.generate("rid", [1], SAMPLING, owner="alice")] == []
+
+
+async def test_without_adapters_per_person_no_request_names_one() -> None:
+    async with mock_engine(lambda prompt: REPLY) as engine:
+        await collect(engine)
+    assert "lora_path" not in engine.requests[0]
 
 
 @pytest.mark.parametrize("size", [13, 64, 300])

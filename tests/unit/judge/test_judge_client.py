@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from groundwork.people import mark_of
 from lab.testkit.tiny_random import build_tokenizer
 from openclaw.engine.client import GRAMMAR_PARAMETER
 from openclaw.exceptions import EngineRefusedError, EngineUnavailableError
@@ -62,6 +63,20 @@ async def test_the_base_model_is_asked_by_name_and_nobody_else_answers_for_it() 
     assert json.loads(requests[0].content)["lora_path"] == "base"
     with pytest.raises(EngineRefusedError, match="version 4 answered"):
         await model.generate({})
+
+
+async def test_an_engine_with_an_adapter_per_person_answers_for_the_owner_or_as_the_base() -> None:
+    own = f"weights-3-0123abcd-5-{mark_of('alice')}"
+    answer = {"meta_info": {"weight_version": "3", "adapter": own}}
+    transport, requests = scripted_transport([answer])
+    engine = engine_http(transport, per_person=True)
+    assert await engine.generate({"input_ids": [1]}, "alice/phone") == answer
+    await engine.generate({"input_ids": [1]})
+    await engine.generate({"input_ids": [1], "lora_path": own}, "bob")
+    with pytest.raises(EngineRefusedError, match="must run with --adapter-per-person"):
+        await engine.generate({"input_ids": [1]}, "bob")
+    names = [json.loads(request.content)["lora_path"] for request in requests]
+    assert names == [f"person-{mark_of('alice')}", "base", own, f"person-{mark_of('bob')}"]
 
 
 async def test_requests_under_way_are_bounded() -> None:

@@ -108,6 +108,7 @@ class World:
 
     def __init__(self, run_dir: Path, most: int = 8) -> None:
         self.manager = Manager()
+        people_folder(run_dir).mkdir(exist_ok=True)
         self.now = 0.0
         self.polls = 0
         self.shelf = Shelf(self.manager, people_folder(run_dir), most, lambda: self.now, self._poll)
@@ -359,7 +360,18 @@ def test_answers_say_which_adapter_gave_them(tmp_path: Path) -> None:
     asyncio.run(test())
 
 
+def test_an_engine_without_the_runs_folder_answers_nobody(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        people_folder(tmp_path).rmdir()
+        refused = await world.refusal(ANNA)
+        assert refused.status_code == 503
+        assert "give --run-dir a folder that all machines of the run share" in str(refused)
+
+    run(test, tmp_path)
+
+
 def test_the_base_and_a_person_without_a_version_say_so(tmp_path: Path) -> None:
+    people_folder(tmp_path).mkdir()
     answer_as_asked = people_hooks.hooks(people_folder(tmp_path), 4)[f"{server_hooks.MANAGER}.generate_request"]
 
     async def original(_: Any, request: Any) -> AsyncIterator[Any]:

@@ -143,6 +143,11 @@ class Shelf:
         self._held.pop(name, None)
 
     def _versions(self, mark: str) -> tuple[Version, ...]:
+        if not self._people.is_dir():
+            raise RefusedRequestError(
+                f"{self._people} is not on the engine's machine; give --run-dir a folder that all machines of the run share",
+                503,
+            )
         try:
             return self._book.versions(mark)
         except PeopleError as error:
