@@ -416,6 +416,35 @@ def test_a_batch_that_may_not_be_trained_waits_and_says_so(
     assert 0.0 < output.metrics["openclaw/train_when_seconds"] <= output.metrics["openclaw/wait_seconds"] + 0.1
 
 
+def test_a_run_with_idle_trains_once_nobody_talks(args: Arguments, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole way from the variable to the batch: bob's reply is under way for three looks of the waiting run."""
+    looks: list[tuple[str | None, int]] = []
+
+    class Talking(Runtime):
+        def under_way(self) -> list[InFlightRequest]:
+            if len(looks) == 3:
+                return []
+            looks.append((waiting(args.run_dir), source.ledger.samples.ready_count()))
+            return [InFlightRequest("r", "bob", "POST /v1/chat/completions", 160.0)]
+
+    monkeypatch.setattr(rollout, "start_runtime", lambda args, method_path: Talking())
+    monkeypatch.setenv("OPENCLAW_TRAIN_WHEN", "idle")
+    source = LedgerDataSource(args)
+    source.before_rollouts()
+    try:
+        for name in ("a", "b"):
+            judged_sample(source.ledger, name, session_id=stored_id("alice", "s"))
+        output: Any = LIVE(args, 0, source)
+    finally:
+        source.dispose()
+    assert [ready for _, ready in looks] == [2, 2, 2], "no sample is claimed meanwhile"
+    notes = {note for note, _ in looks[1:]}
+    assert len(notes) == 1
+    assert (notes.pop() or "").endswith("requests under way: 1")
+    assert (len(output.samples), waiting(args.run_dir)) == (2, None)
+    assert 0.0 < output.metrics["openclaw/train_when_seconds"] <= output.metrics["openclaw/wait_seconds"] + 0.1
+
+
 def test_the_gate_pauses_a_person_whom_it_keeps_refusing(args: Arguments, source: LedgerDataSource) -> None:
     for number in range(7):
         person = "bob" if number == 2 else "alice"

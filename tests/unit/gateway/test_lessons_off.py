@@ -11,8 +11,6 @@ import pytest
 from tests.unit.gateway.conftest import Stack, Starter
 from tests.unit.gateway.test_captured_requests import CLIENTS, replay
 
-pytestmark = pytest.mark.slow
-
 RANDOM = ("rid", "extra_key", "routing_key")
 """What differs between two runs of the same traffic."""
 BEFORE = dict.fromkeys(CLIENTS, "07ceb90e8ac89427b2e0c89d06196ea288e17a5f4de892d481c569637ff4e68f") | {
