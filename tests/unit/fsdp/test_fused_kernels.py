@@ -67,20 +67,10 @@ def gradients(policy: Any, lengths: list[int]) -> dict[str, Tensor]:
     return {name: parameter.grad for name, parameter in policy.named_parameters() if parameter.grad is not None}
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"use_lora": True, "lora_kernel": "fused"},
-        {"gradient_checkpointing": True, "unchecked_layers": 1},
-    ],
-    ids=["whole weights", "LoRA", "checkpointing"],
-)
-def test_compiled_layers_have_eager_gradients_and_share_one_graph(
-    tiny_random_model: Path, changes: dict[str, Any]
-) -> None:
+def with_eager_gradients(model: Path, **changes: Any) -> tuple[CompileCounterWithBackend, Any]:
+    """Return a compiled policy that has shown the gradients of an eager one, and the counter of its graphs."""
     counter = CompileCounterWithBackend("aot_eager")
-    eager, compiled = policy_of(tiny_random_model, **changes), policy_of(tiny_random_model, counter, **changes)
+    eager, compiled = policy_of(model, **changes), policy_of(model, counter, **changes)
     assert len(compiled.hf.base_model.layers) == 2
     for lengths in PACKS:
         expected, found = gradients(eager, lengths), gradients(compiled, lengths)
@@ -90,12 +80,22 @@ def test_compiled_layers_have_eager_gradients_and_share_one_graph(
         # One for both layers, and for other numbers of tokens and samples; a frozen embedding gives the first layer its own.
         assert counter.frame_count == (2 if "use_lora" in changes else 1)
     assert not torch._dynamo.utils.counters["graph_break"]
+    return counter, compiled
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"use_lora": True, "lora_kernel": "fused"}, {"gradient_checkpointing": True, "unchecked_layers": 1}],
+    ids=["LoRA", "checkpointing"],
+)
+def test_compiled_layers_have_eager_gradients_and_share_one_graph(
+    tiny_random_model: Path, changes: dict[str, Any]
+) -> None:
+    with_eager_gradients(tiny_random_model, **changes)
 
 
 def test_a_pass_without_gradients_has_one_graph_more(tiny_random_model: Path) -> None:
-    counter = CompileCounterWithBackend("aot_eager")
-    policy = policy_of(tiny_random_model, counter)
-    gradients(policy, PACKS[0])
+    counter, policy = with_eager_gradients(tiny_random_model)
     policy.eval()
     for lengths in PACKS:
         with torch.no_grad():
@@ -128,7 +128,7 @@ def test_liger_without_the_package_or_for_another_model_is_one_line(monkeypatch:
 
 def test_greedy_replies_compile_nothing(tiny_random_model: Path) -> None:
     """Layers with a cache run as they are written, at any number of layers, and the training pass stays compiled."""
-    counter = CompileCounterWithBackend("aot_eager")
+    counter = CompileCounterWithBackend("eager")
     policy = policy_of(tiny_random_model, counter, fused_kernels="none")
     eager = policy_of(tiny_random_model)
     replies = []

@@ -182,6 +182,7 @@ def test_a_slot_is_packed_before_its_request_is_sent(tmp_path: Path, monkeypatch
 @pytest.mark.parametrize("between", [0, 1])
 def test_no_slot_grows_for_an_lm_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, between: int) -> None:
     """Whichever slot it gets, it is as large from the start as the memory plan says."""
+    monkeypatch.setattr(requests, "PACK_BYTES", HUGE_PAGE)
     made: list[int] = []
     monkeypatch.setattr(shared_memory, "Segment", lambda size, **rest: made.append(size) or Segment(size, **rest))
     args = sync_args(tmp_path)
