@@ -1,6 +1,7 @@
 """What a rank keeps in host memory: a copy of what a step changes, and tensors that left their device for a while.
 
-`Snapshot` is the copy from which a step can be undone bit for bit; `HostMemory` serves ``--offload-train``. Host memory is one
+`HostCopy` is that copy, and may be written to a file; `Snapshot` is one from which a step can be undone bit for bit;
+`HostMemory` serves ``--offload-train``. Host memory is one
 block each, pinned for a GPU, and used again the next time.
 """
 
@@ -11,14 +12,19 @@ import gc
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from slime.backends.trainer.schedule import Schedule
 from slime.checkpoints.checkpoint_folder import rng_state, set_rng_state
+from slime.exceptions import CheckpointError
+from slime.utils.data_files import load_data, save_data
 from slime.weight_sync.segments import Segment
 
 ALIGNMENT = 512
@@ -177,28 +183,11 @@ COMPARED = 1 << 16
 """Elements of a tensor that `Snapshot.moved` looks at, at most."""
 
 
-class Snapshot:
-    """Owns one rank's copy. :meth:`take` comes first, then :meth:`keep` or :meth:`put`.
+class HostCopy:
+    """Owns host memory for one rank's copy of what a step changes.
 
     The copy covers weights, buffers, moments, a reference that follows the policy, step counts, schedule and random state.
-    :meth:`put` restores every byte in place, so views and references stay. :meth:`swapped` runs a block with the weights of the
-    copy and needs no third one: device and host exchange their bytes piece by piece.
-
-    Attributes:
-        is_open: whether the steps since :meth:`take` are neither kept nor undone.
-
-    Example:
-        >>> from slime.args import Arguments
-        >>> weight = torch.ones(2)
-        >>> changing = Changing([weight], [], [], Schedule(Arguments(lr_decay_style="constant"), None))
-        >>> snapshot = Snapshot(torch.device("cpu"))
-        >>> snapshot.take(changing)  # bytes
-        8
-        >>> weight -= 0.5  # a step, which the gate refuses
-        >>> snapshot.put(changing)
-        >>> weight.tolist()
-        [1.0, 1.0]
-        >>> snapshot.close()
+    :meth:`put` restores every byte in place, so views and references stay. A file has the same bytes.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -206,16 +195,11 @@ class Snapshot:
         self._segment: Segment | None = None
         self._sizes: list[int] = []
         self._small: dict[str, Any] = {}
-        self.is_open = False
 
     def take(self, changing: Changing) -> int:
         """Copy everything, in place of an earlier copy, and return the number of bytes."""
         storages = _storages(changing)
-        self._sizes = [storage.nbytes() for storage in storages]
-        total = sum(map(_room_of, self._sizes))
-        if self._segment is None or self._segment.data.numel() < total:
-            self.close()
-            self._segment = Segment(max(total, ALIGNMENT), pinned=self._device.type == "cuda")
+        self._make_room([storage.nbytes() for storage in storages])
         for storage, host in zip(storages, self._parts(), strict=True):
             host.copy_(bytes_of(storage), non_blocking=True)
         self._synchronize()
@@ -224,12 +208,7 @@ class Snapshot:
             "schedule": changing.schedule.state_dict(),
             "random": rng_state(),
         }
-        self.is_open = True
         return sum(self._sizes)
-
-    def keep(self) -> None:
-        """Keep the steps since :meth:`take`; the host memory is used again."""
-        self.is_open = False
 
     def put(self, changing: Changing) -> None:
         """Restore everything.
@@ -239,19 +218,40 @@ class Snapshot:
         """
         storages = _storages(changing)
         if [storage.nbytes() for storage in storages] != self._sizes:
-            raise RuntimeError("model or optimizer has other tensors than when the snapshot was taken")
+            raise RuntimeError("model or optimizer has other tensors than when the copy was made")
         for storage, host in zip(storages, self._parts(), strict=True):
             bytes_of(storage).copy_(host, non_blocking=True)
         self._synchronize()
         groups = [group for optimizer in changing.optimizers for group in optimizer.param_groups]
         for group, settings in zip(groups, self._small["groups"], strict=True):
-            # What the undone steps added to the group goes.
+            # What later steps added to the group goes.
             for name in set(group) - set(settings) - {"params"}:
                 del group[name]
             group.update(copy.deepcopy(settings))
         changing.schedule.load_state_dict(self._small["schedule"])
         set_rng_state(self._small["random"])
-        self.is_open = False
+
+    def write(self, path: Path) -> None:
+        """Write the copy to the file ``path``, and beside it settings and random state under the suffix ``.pt``."""
+        save_file({f"{number:06d}": part for number, part in enumerate(self._parts())}, path)
+        save_data(self._small, path.with_suffix(".pt"))
+
+    def read(self, path: Path) -> None:
+        """Read what :meth:`write` wrote, in place of an earlier copy.
+
+        Raises:
+            CheckpointError: a file is missing or damaged.
+        """
+        try:
+            with safe_open(path, framework="pt") as file:
+                parts = [file.get_tensor(name) for name in sorted(file.keys())]
+            small = load_data(path.with_suffix(".pt"))
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"{path} cannot be read: {error}") from error
+        self._make_room([part.numel() for part in parts])
+        for part, host in zip(parts, self._parts(), strict=True):
+            host.copy_(part)
+        self._small = small
 
     def moved(self, changing: Changing) -> tuple[float, int]:
         """Return the sum of squared changes of the weights since :meth:`take`, and of how many elements it is.
@@ -286,6 +286,13 @@ class Snapshot:
             self._segment.close()
         self._segment = None
 
+    def _make_room(self, sizes: list[int]) -> None:
+        total = sum(map(_room_of, sizes))
+        if self._segment is None or self._segment.data.numel() < total:
+            self.close()
+            self._segment = Segment(max(total, ALIGNMENT), pinned=self._device.type == "cuda")
+        self._sizes = sizes
+
     def _exchange(self, changing: Changing) -> None:
         storages = _unique(changing.weights)
         # The parts after those of the weights are not exchanged: no forward pass reads moments.
@@ -309,6 +316,49 @@ class Snapshot:
     def _synchronize(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
+
+
+class Snapshot(HostCopy):
+    """The copy to which steps go back. :meth:`take` comes first, then :meth:`keep` or :meth:`put`.
+
+    :meth:`swapped` runs a block with the weights of the copy and needs no third one: device and host exchange their bytes
+    piece by piece.
+
+    Attributes:
+        is_open: whether the steps since :meth:`take` are neither kept nor undone.
+
+    Example:
+        >>> from slime.args import Arguments
+        >>> weight = torch.ones(2)
+        >>> changing = Changing([weight], [], [], Schedule(Arguments(lr_decay_style="constant"), None))
+        >>> snapshot = Snapshot(torch.device("cpu"))
+        >>> snapshot.take(changing)  # bytes
+        8
+        >>> weight -= 0.5  # a step, which the gate refuses
+        >>> snapshot.put(changing)
+        >>> weight.tolist()
+        [1.0, 1.0]
+        >>> snapshot.close()
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self.is_open = False
+
+    def take(self, changing: Changing) -> int:
+        """Copy everything, in place of an earlier copy, and return the number of bytes."""
+        size = super().take(changing)
+        self.is_open = True
+        return size
+
+    def keep(self) -> None:
+        """Keep the steps since :meth:`take`; the host memory is used again."""
+        self.is_open = False
+
+    def put(self, changing: Changing) -> None:
+        """Restore everything; raises as `HostCopy.put`."""
+        super().put(changing)
+        self.is_open = False
 
 
 def _room_of(size: int) -> int:
