@@ -231,6 +231,8 @@ class Arguments(FlatArguments):
     )
     lora_kernel: Literal["fused", "peft"] | None = None
     base_quantization: Literal["none", "nf4"] = "none"
+    adapter_per_person: bool = False
+    people_in_memory: int = 32
     optimizer: Literal["adam"] = "adam"
     lr: float = 1e-06
     min_lr: float = 0.0

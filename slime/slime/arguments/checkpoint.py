@@ -16,6 +16,7 @@ from groundwork.checkpoint_names import LATEST, newest_checkpoint, others_than
 from groundwork.command_line import nearest_path
 from slime.args import Arguments, required
 from slime.arguments.option import Group, Option, flag_of
+from slime.checkpoints.versions import PEOPLE
 from slime.exceptions import CheckpointError
 from slime.utils.model_config import read_config, text_config
 
@@ -242,17 +243,18 @@ def _looked_at(folder: Path) -> Iterator[tuple[Path, str | None]]:
     except (ValueError, AttributeError, TypeError):
         yield meta_file, "is damaged"
         return
-    if not (state / INDEX).is_file():
-        yield state / INDEX, "is missing"
-        return
-    try:
-        index = read_index(state)
-    except ValueError:
-        yield state / INDEX, "is damaged"
-        return
-    for name, size in index.files.items():
-        file = state / name
-        yield file, None if file.is_file() and file.stat().st_size >= size else _lost(file, size)
+    if PEOPLE not in meta:  # else everybody's own folder has the weights
+        if not (state / INDEX).is_file():
+            yield state / INDEX, "is missing"
+            return
+        try:
+            index = read_index(state)
+        except ValueError:
+            yield state / INDEX, "is damaged"
+            return
+        for name, size in index.files.items():
+            file = state / name
+            yield file, None if file.is_file() and file.stat().st_size >= size else _lost(file, size)
     archives = [*(folder / f"rng_{rank}.pt" for rank in range(ranks)), *folder.glob("state/common.pt")]
     yield from ((file, _archive_problem(file)) for file in archives)
     position = folder.parent / "rollout" / f"global_dataset_state_dict_{rollout_id}.pt"
@@ -282,6 +284,9 @@ def difference(args: Arguments, folder: Path) -> str | None:
     if bool(meta.get("lora")) != bool(args.use_lora):
         kind, do = ("LoRA adapters", "add") if meta.get("lora") else ("full weights", "remove")
         return f"holds {kind}: {do} --use-lora"
+    if (PEOPLE in meta) != bool(args.adapter_per_person):
+        kind, do = ("an adapter for each person", "add") if PEOPLE in meta else ("one policy for everybody", "remove")
+        return f"holds {kind}: {do} --adapter-per-person"
     try:
         config = text_config(read_config(Path(args.hf_checkpoint)))
         odd = list(_odd_sizes(read_index(folder / "state").shapes, config, Path(args.hf_checkpoint)))

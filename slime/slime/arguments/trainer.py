@@ -6,6 +6,7 @@ import importlib.metadata
 from pathlib import Path
 
 from slime.args import Arguments
+from slime.arguments.algorithm import STATE_ELSEWHERE
 from slime.arguments.option import NOT_INSTALLED, Group, Option, comma_list, flag_of
 from slime.arguments.placement import pipeline_stages
 
@@ -130,6 +131,17 @@ LORA = Group(
             "none",
             ("none", "nf4"),
         ),
+        Option(
+            "--adapter-per-person",
+            "train an adapter for each person, in RUN_DIR/people; each batch is of one person, and engines answer each with its own",
+            bool,
+        ),
+        Option(
+            "--people-in-memory",
+            "people whose adapter and moments the trainer keeps in host memory beside those of the one it trains; it reads others from disk",
+            int,
+            32,
+        ),
     ),
 )
 
@@ -199,6 +211,7 @@ def check_trainer(args: Arguments) -> list[str]:
         *_check_schedule(args),
         *_check_parameters(args),
         *_check_lora(args),
+        *_check_people(args),
         *_check_base(args),
         *_check_passes(args),
         *_check_profiler(args),
@@ -249,6 +262,36 @@ def _check_lora(args: Arguments) -> list[str]:
         return []
     given = [option.flag for option in LORA.options if option.is_given(args)]
     return [f"{', '.join(given)} has no effect without --use-lora; add it"] if given else []
+
+
+def _check_people(args: Arguments) -> list[str]:
+    """Return why this run cannot train an adapter for each person."""
+    if not args.adapter_per_person:
+        return ["--people-in-memory has no effect without --adapter-per-person; add it"] * (args.people_in_memory != 32)
+    from_checkpoint = args.load and not args.resume and not (Path(args.load) / "config.json").exists()
+    counts_steps = args.lr_decay_style != "constant" or args.lr_warmup_fraction is not None
+    reasons = {
+        "needs --use-lora; add it": not args.use_lora,
+        "needs engines that get adapters; use --update-weight-mode adapter": (
+            args.use_lora and args.update_weight_mode != "adapter"
+        ),
+        "counts the steps of each person; add --lr-decay-iters N": counts_steps and not args.lr_decay_iters,
+        "keeps the schedule of the command line; remove --use-checkpoint-lr-scheduler": args.use_checkpoint_lr_scheduler,
+        f"cannot start from --load {args.load}, a checkpoint whose adapters are another run's; use --resume": (
+            from_checkpoint and args.load != args.save
+        ),
+        "has no single model to write; remove --save-hf": bool(args.save_hf),
+        "publishes each update; remove --update-weights-interval": args.update_weights_interval != 1,
+        "reaches one person with an update anyway; remove --canary-engine": args.canary_engine,
+        "has no push to check; remove --check-weight-update-equal": args.check_weight_update_equal,
+    }
+    problems = [f"--adapter-per-person {reason}" for reason, applies in reasons.items() if applies]
+    for name in STATE_ELSEWHERE:
+        if getattr(args, name):
+            problems.append(f"--adapter-per-person cannot copy the state of {flag_of(name)}; remove one of them")
+    if args.people_in_memory < 0:
+        problems.append(f"--people-in-memory {args.people_in_memory}: give 0 or more")
+    return problems
 
 
 def _check_base(args: Arguments) -> list[str]:

@@ -44,6 +44,7 @@ from slime.backends.fsdp_utils.model import (
     PolicyModel,
     adapter_weights,
     adapters_off,
+    begin_adapters,
     build_policy,
     export_adapter,
     full_weights,
@@ -301,6 +302,11 @@ class FSDPPolicy:
     def _whole_weights(self) -> Iterator[tuple[str, Tensor]]:
         dtype = DTYPES[self._args.train_dtype]
         return full_weights(self.model, dtype=dtype, device=self._device, of=self._value)
+
+    def begin_adapter(self, seed: int) -> None:
+        """See `PolicyBackend`."""
+        free_whole_parameters(self.model)
+        begin_adapters(self.model, seed)
 
     def pushed_weights(self) -> Iterator[tuple[str, Tensor]]:
         """See `PolicyBackend`."""

@@ -19,6 +19,8 @@ so the sum is rounded once.
 
 from __future__ import annotations
 
+import math
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -39,6 +41,7 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor
 
+from groundwork.exceptions import ConfigError
 from groundwork.processors import without_own_code
 from slime.args import Arguments
 from slime.arguments.model_shape import VISION_LANGUAGE_TYPES
@@ -179,6 +182,36 @@ def lora_layers(model: nn.Module) -> dict[str, LoraLayer]:
     from peft.tuners.lora import LoraLayer
 
     return {name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)}
+
+
+@torch.no_grad()
+def begin_adapters(policy: PolicyModel, seed: int) -> None:
+    """Set the adapters as PEFT begins them, A drawn from ``seed``; the same values on any number of ranks.
+
+    Raises:
+        ConfigError: an adapter is not that of a linear layer.
+    """
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    for name, parameter in policy.hf.named_parameters():
+        if ".lora_" not in name:
+            continue
+        whole = torch.zeros(parameter.shape)
+        if f".lora_A.{ADAPTER}." in name:
+            generator = torch.Generator().manual_seed(seed + zlib.crc32(name.encode()))
+            nn.init.kaiming_uniform_(whole, a=math.sqrt(5), generator=generator)
+        elif f".lora_B.{ADAPTER}." not in name:
+            raise ConfigError(
+                f"{name} has an adapter that cannot begin again; use --lora-target-modules of linear layers"
+            )
+        local: Any = parameter
+        if isinstance(parameter, DTensor):
+            shape, start = compute_local_shape_and_global_offset(
+                parameter.shape, parameter.device_mesh, parameter.placements
+            )
+            whole = whole[tuple(slice(first, first + size) for first, size in zip(start, shape, strict=True))]
+            local = parameter.to_local()
+        local.copy_(whole)
 
 
 @contextmanager

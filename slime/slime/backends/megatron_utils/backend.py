@@ -27,6 +27,7 @@ from slime.backends.megatron_utils.config import read_config, shape_of
 from slime.backends.megatron_utils.context_parallel import share_of, whole_responses
 from slime.backends.megatron_utils.load_hf import load_hf_weights
 from slime.backends.megatron_utils.model import build_model, data_parallel, unwrapped
+from slime.backends.megatron_utils.parallel import model_device
 from slime.backends.megatron_utils.routing_replay import RoutingReplay
 from slime.backends.megatron_utils.state import (
     BACKEND,
@@ -49,7 +50,13 @@ from slime.backends.megatron_utils.train_step import (
     per_sample_pass,
     policy_loss_of,
 )
-from slime.backends.megatron_utils.weights import adapter_weights, adapters_off, add_adapters, full_weights
+from slime.backends.megatron_utils.weights import (
+    adapter_weights,
+    adapters_off,
+    add_adapters,
+    begin_adapters,
+    full_weights,
+)
 from slime.backends.trainer.host_memory import Changing
 from slime.backends.trainer.micro_batch import Metrics, MicroBatch, RolloutShard, value_micro_batch_loss
 from slime.backends.trainer.probing import Continuation, Rounds, by_whole_passes
@@ -227,6 +234,12 @@ class MegatronPolicy(MegatronBackend):
         """See `PolicyBackend`."""
         dtype = DTYPES[self._args.train_dtype]
         return full_weights(unwrapped(self.model), self.shape, dtype=dtype, of=self._value)
+
+    def begin_adapter(self, seed: int) -> None:
+        """See `PolicyBackend`."""
+        begin_adapters(unwrapped(self.model), seed)
+        with model_device(self._device):
+            self.optimizer.reload_model_params()
 
     def pushed_weights(self) -> Iterator[tuple[str, Tensor]]:
         """See `PolicyBackend`."""

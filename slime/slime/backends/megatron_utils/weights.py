@@ -72,7 +72,7 @@ class LinearLora(nn.Module):
             self.lora_B[key] = self._parameter(
                 (self._rows[name], args.lora_rank), device, split=None if self.is_row else 0
             )
-            self._begin(args.seed, name)
+        self.begin(args.seed)
 
     def _parameter(self, size: tuple[int, int], device: torch.device, *, split: int | None) -> nn.Parameter:
         from megatron.core.tensor_parallel import set_tensor_model_parallel_attributes
@@ -89,14 +89,18 @@ class LinearLora(nn.Module):
         key = name.rpartition(".")[2]
         return self.lora_A[key], self.lora_B[key]
 
-    def _begin(self, seed: int, name: str) -> None:
-        """Initialise as PEFT does: A uniform like a linear layer's weight, B zero."""
-        rank, inner = self.pair(name)[0].shape
-        whole = inner * (groups().get_tensor_model_parallel_world_size() if self.is_row else 1)
-        generator = torch.Generator().manual_seed(seed + zlib.crc32(f"{self.prefix}{name}".encode()))
-        lora_a = torch.empty(rank, whole)
-        nn.init.kaiming_uniform_(lora_a, a=math.sqrt(5), generator=generator)
-        self.put(name, lora_a, None)
+    @torch.no_grad()
+    def begin(self, seed: int) -> None:
+        """Set the values as PEFT begins them: A uniform like a linear layer's weight, drawn from ``seed``, B zero."""
+        for name in self.targets:
+            own_a, own_b = self.pair(name)
+            rank, inner = own_a.shape
+            whole = inner * (groups().get_tensor_model_parallel_world_size() if self.is_row else 1)
+            generator = torch.Generator().manual_seed(seed + zlib.crc32(f"{self.prefix}{name}".encode()))
+            lora_a = torch.empty(rank, whole)
+            nn.init.kaiming_uniform_(lora_a, a=math.sqrt(5), generator=generator)
+            self.put(name, lora_a, None)
+            own_b.zero_()
 
     @torch.no_grad()
     def put(self, name: str, lora_a: Tensor, lora_b: Tensor | None) -> None:
@@ -306,6 +310,12 @@ def full_weights(
 
 
 @torch.no_grad()
+def begin_adapters(model: Any, seed: int) -> None:
+    """Set all adapters of the unwrapped ``model`` to their first values, see `LinearLora.begin`."""
+    for linear in model.adapters.linears():
+        linear.begin(seed)
+
+
 def adapter_weights(model: Any, *, of: Of = torch.Tensor.detach) -> dict[str, Tensor]:
     """Return the adapters of the unwrapped ``model`` under PEFT's file names, whole, on the CPU; collective over all ranks."""
 

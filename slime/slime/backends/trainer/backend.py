@@ -92,6 +92,13 @@ class PolicyBackend(Backend, Protocol):
         """Yield whole weights in ``--train-dtype`` under Hugging Face names; every rank must exhaust it, rank 0's values count."""
         ...
 
+    def begin_adapter(self, seed: int) -> None:
+        """Set the LoRA adapter to one that no step has changed: A drawn from ``seed``, B zero, so the policy is the base.
+
+        The same values on any number of ranks. Moments and step counts stay.
+        """
+        ...
+
     def pushed_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield what a push sends: whole weights or the adapter, like :meth:`weights` but of any floating type."""
         ...

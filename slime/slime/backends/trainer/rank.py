@@ -2,7 +2,7 @@
 
 A rank is composed: `RankProcess` is its place among the others, a `Backend` its model and optimizer, `Snapshot` the
 state that refused steps go back to, `HostMemory` what leaves the device, `Versions` and `Pushes` the way to the
-engines. Unless stated otherwise, all methods are collective over the ranks of a role.
+engines. With ``--adapter-per-person`` `People` says whose adapter is in the model, and `Publishing` is the way to the engines. Unless stated otherwise, all methods are collective over the ranks of a role.
 
 Policy: one forward pass over the whole rollout before the first optimizer step computes the old log probabilities. This
 is exact for any number of steps. ``--use-rollout-logprobs`` uses the engine's instead and saves the pass.
@@ -39,6 +39,7 @@ from slime.backends.trainer.backend import (
 from slime.backends.trainer.host_memory import HostMemory, Snapshot
 from slime.backends.trainer.metrics import Clock, MemoryHistory, mean_of_steps, means_of_streams, speeds_of
 from slime.backends.trainer.micro_batch import Metrics, RolloutShard, postprocess
+from slime.backends.trainer.people import People, Publishing
 from slime.backends.trainer.probing import answers_of
 from slime.backends.trainer.process import RankProcess
 from slime.backends.trainer.schedule import Schedule
@@ -46,7 +47,7 @@ from slime.backends.trainer.trainable import PATTERNS, check_same_adapters, chec
 from slime.checkpoints import checkpoint_folder
 from slime.checkpoints.all_ranks import on_rank_zero
 from slime.checkpoints.checkpoint_folder import export_hf
-from slime.checkpoints.versions import superseded, superseded_of_critic
+from slime.checkpoints.versions import PEOPLE, superseded, superseded_of_critic
 from slime.exceptions import CheckpointError, TrainerError
 from slime.observability.metric_utils import STEPS
 from slime.utils.hf_checkpoint import DTYPES
@@ -182,6 +183,8 @@ class TrainRank(Generic[B]):
             raise CheckpointError(
                 f"{folder} is a checkpoint of the {meta['role']}: name one of the {self.role}, or a Hugging Face folder"
             )
+        if PEOPLE in meta:
+            raise CheckpointError(f"{folder} is of an adapter for each person: add --adapter-per-person")
         check_same_parameters(self.args, meta)
         check_same_adapters(self.args, meta)
         meta = self.backend.read(folder)
@@ -209,7 +212,8 @@ class PolicyRank(TrainRank[PolicyBackend]):
     role = "policy"
     make_backend: ClassVar[MakePolicy]
     _versions: Versions
-    _pushes: Pushes | None = None
+    _people: People | None = None
+    _pushes: Pushes | Publishing | None = None
     _data: RolloutShard | None = None
     _history: MemoryHistory | None = None
 
@@ -227,8 +231,11 @@ class PolicyRank(TrainRank[PolicyBackend]):
         self._mark(Step.MODEL)
         self.process.seed(args)
         self._versions = Versions()
+        if args.adapter_per_person:
+            self._people = People(args, self.backend, self.process, self.device, self.rank, self._meta)
         start = self._load_checkpoint()
-        self._pushes = Pushes(args, device=self.device, address=self.process.address)
+        where = {"device": self.device, "address": self.process.address}
+        self._pushes = Pushes(args, **where) if self._people is None else Publishing(args, self._people, **where)
         self._mark(Step.READY)
         return start
 
@@ -236,7 +243,33 @@ class PolicyRank(TrainRank[PolicyBackend]):
         """Leave the process groups."""
         if self._pushes is not None:
             self._pushes.close()
+        if self._people is not None:
+            self._people.close()
         super().shutdown()
+
+    # Whose adapter it is
+
+    def let_in(self, mark: str) -> str:
+        """Train and ask the adapter of the person with this mark from now on; return the version that serves this person."""
+        self._check_memory()
+        assert self._people is not None, "there is one policy for everybody without --adapter-per-person"
+        with self.clock.timed("let_in"):
+            self._people.let_in(mark)
+        self._versions = self._people.versions
+        return str(self._versions.live)
+
+    def restore_person(self, mark: str, name: str | None) -> None:
+        """Go back to an earlier version of one person, None: to the base; the next push gives it a new version."""
+        self.let_in(mark)
+        assert self._people is not None
+        self._people.restore(name)
+        self._versions.changed()
+
+    def offload(self) -> None:
+        """Move this rank's device memory to the host."""
+        if self._people is not None and not self._is_offloaded:
+            self._people.settle()  # a push comes while offloaded
+        super().offload()
 
     # One rollout
 
@@ -290,6 +323,8 @@ class PolicyRank(TrainRank[PolicyBackend]):
             steps = self._steps(data, rollout_id, passes if learn else 0)
         if not all(metrics["skipped_steps"] for metrics in steps):
             self._versions.changed()
+        if self._people is not None:
+            self._people.stepped(rollout_id)
         if self._history is not None:
             self._history.trained()
         group = self.backend.data_group
@@ -352,9 +387,12 @@ class PolicyRank(TrainRank[PolicyBackend]):
 
     def undo_steps(self) -> None:
         """Go back to the state at :meth:`take_snapshot`."""
-        if self.snapshot.is_open:
+        undoes = self.snapshot.is_open
+        if undoes:
             self._versions.undo()
         super().undo_steps()
+        if undoes and self._people is not None:
+            self._people.undo()
 
     def restore(self, iteration: int) -> None:
         """Go back to the run's own checkpoint after ``iteration`` rollouts; the next push gives its weights a new version."""
@@ -431,7 +469,10 @@ class PolicyRank(TrainRank[PolicyBackend]):
         self._check_memory()
         root, iteration = self._save_folder(), rollout_id + 1
         with self.clock.timed("save_model"):
-            folder = self.backend.write(root, iteration, self._meta(rollout_id) | self._versions.state())
+            if self._people is None:
+                folder = self.backend.write(root, iteration, self._meta(rollout_id) | self._versions.state())
+            else:
+                folder = self._people.write(root, iteration, self._meta(rollout_id))
             if self.args.save_hf:
                 self.save_hf(self.args.save_hf.format(rollout_id=rollout_id))
         return str(folder)
@@ -447,6 +488,8 @@ class PolicyRank(TrainRank[PolicyBackend]):
             checkpoint_folder.publish(root, iteration, superseded(root, iteration, self.args.save_keep))
 
         on_rank_zero(publish)
+        if self._people is not None:
+            self._people.published()
 
     def save_hf(self, path: str) -> None:
         """Write a Hugging Face checkpoint folder with the current weights, LoRA merged."""
@@ -463,9 +506,15 @@ class PolicyRank(TrainRank[PolicyBackend]):
                 raise CheckpointError(f"--resume found no checkpoint in {root}: start without --resume")
             if args.load and start_weights(args) != args.load:
                 logger.warning("--load %s holds no checkpoint yet: starting from %s", args.load, start_weights(args))
+            if self._people is not None:
+                self._people.load(None)
             return args.start_rollout_id or 0
-        meta = self._restore(folder)
-        self._versions.load(meta)
+        if self._people is None:
+            meta = self._restore(folder)
+            self._versions.load(meta)
+        else:
+            meta = checkpoint_folder.read_meta(folder)
+            self._people.load(meta)
         return int(meta["rollout_id"]) + 1 if args.start_rollout_id is None else args.start_rollout_id
 
 

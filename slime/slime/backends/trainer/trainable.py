@@ -171,9 +171,14 @@ def write_adapter(args: Arguments, tensors: dict[str, Tensor], path: Path) -> No
     The folder appears whole, by rename, or not at all. ``tensors`` have PEFT's names and are on the CPU.
     """
     temporary = fresh_folder(path)
-    save_file(tensors, temporary / "adapter_model.safetensors", metadata={"format": "pt"})
+    put_adapter(args, tensors, temporary)
+    replace_folder(temporary, path)
+
+
+def put_adapter(args: Arguments, tensors: dict[str, Tensor], folder: Path) -> None:
+    """Write what :func:`write_adapter` does into the existing ``folder``."""
+    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     config = lora_config(args)
     config.base_model_name_or_path = str(args.hf_checkpoint)
     config.inference_mode = True
-    config.save_pretrained(str(temporary))
-    replace_folder(temporary, path)
+    config.save_pretrained(str(folder))

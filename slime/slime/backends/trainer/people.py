@@ -1,0 +1,431 @@
+"""Everybody's own adapter in the trainer: whose is in the model, whose are in host memory, and whose are on disk alone.
+
+One person at a time is in the model and the optimizer of a rank. All that a step changes (`slime.backends.trainer.backend`)
+belongs to this person: adapter, moments, step counts, schedule and random state, besides the numbers of the versions. So what
+one person's batches do depends on nobody else, bit for bit, however often others are trained in between.
+
+Guarantees: a person who has no version yet begins as exactly the base, with an A that the mark alone decides. Whoever leaves
+the model has a folder with the same state (`slime.weight_sync.people`), so one who leaves host memory, too, is only read
+again. A folder appears by rename, and a version serves once the book says so: a process that ends at any moment leaves whole
+folders and one book. After a restart the book says what the checkpoint says. Steps that are undone delete their folder.
+
+A checkpoint of the run has no weights: its ``meta.json`` names each person's version under `PEOPLE`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from slime.args import Arguments
+from slime.backends.trainer.backend import PolicyBackend
+from slime.backends.trainer.host_memory import HostCopy
+from slime.backends.trainer.process import RankProcess
+from slime.backends.trainer.trainable import check_same_adapters, put_adapter
+from slime.checkpoints import checkpoint_folder
+from slime.checkpoints.all_ranks import on_all_ranks, on_rank_zero
+from slime.checkpoints.checkpoint_folder import fresh_folder, replace_folder, unfinished
+from slime.checkpoints.versions import NEWEST_VERSIONS, PEOPLE, STATE_OF_PERSON, checkpoint_folders
+from slime.exceptions import CheckpointError
+from slime.utils.hf_checkpoint import DTYPES
+from slime.weight_sync import ADAPTER_NAME, Sent, maker
+from slime.weight_sync.adapter import PUSHES
+from slime.weight_sync.engine_sync import EngineWeightSync
+from slime.weight_sync.people import (
+    Book,
+    Version,
+    adapter_name,
+    digest_of,
+    folder_of,
+    people_folder,
+    prune,
+    publish,
+    set_back,
+)
+from slime.weight_sync.pushes import Versions, Weights
+from slime.weight_sync.remote_engine import RemoteEngine
+from slime.weight_sync.requests import cast
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class _Person:
+    """What a rank knows of a person.
+
+    Attributes:
+        versions: their numbers.
+        name: of the version whose folder has the state of the last accepted step; None before the first.
+    """
+
+    versions: Versions = field(default_factory=Versions)
+    name: str | None = None
+
+
+class People:
+    """Owns the states of everybody on one rank. All methods are collective unless stated otherwise.
+
+    :meth:`let_in` comes first; the other methods then speak of the person that is in. Steps follow as
+    :meth:`stepped`; then :meth:`undo`, or :meth:`publish`.
+
+    Attributes:
+        mark: who is in the model (`groundwork.people.mark_of`); None before the first.
+        versions: of the person that is in.
+    """
+
+    def __init__(
+        self,
+        args: Arguments,
+        backend: PolicyBackend,
+        process: RankProcess,
+        device: torch.device,
+        rank: int,
+        meta: Callable[[int], dict[str, Any]],
+    ) -> None:
+        """Take the parts of a rank whose model has taken no step; ``meta`` returns what describes it after a rollout."""
+        self._args, self._backend, self._process, self._device, self._rank = args, backend, process, device, rank
+        self._meta = meta
+        self._folder = people_folder(args.run_dir)
+        self._people: dict[str, _Person] = {}
+        self._host: OrderedDict[str, HostCopy] = OrderedDict()
+        """Of people that are not in, the one that was in last at the end; each equals the person's folder."""
+        self._buffer = HostCopy(device)
+        """Of the person that is in, if ``_copied``."""
+        self._begun = HostCopy(device)
+        self._begun.take(backend.changing())
+        self.mark: str | None = None
+        self._rollout_id = -1
+        self._clean, self._copied = True, False
+        """Whether the person that is in has a folder with the same state, or no state yet; whether the buffer has it."""
+        self._candidate: str | None = None
+
+    @property
+    def versions(self) -> Versions:
+        """The numbers of the person that is in; of the base while nobody is."""
+        return Versions() if self.mark is None else self._people[self.mark].versions
+
+    # Who is in
+
+    def let_in(self, mark: str) -> None:
+        """Exchange the person in the model for ``mark``, who may be new.
+
+        Raises:
+            CheckpointError: the person's folder cannot be read, or is another run's.
+        """
+        self.settle()
+        self._forget_who_is_gone(mark)
+        if mark == self.mark:
+            return
+        self._let_out()
+        person = self._people.setdefault(mark, _Person())
+        if (kept := self._host.pop(mark, None)) is not None:
+            self._buffer = kept
+            kept.put(self._backend.changing())
+            self._copied = True
+        elif person.name is not None:
+            self._read(person.name)
+            self._copied = True
+        else:
+            self._begin(mark)
+        self.mark = mark
+
+    def _let_out(self) -> None:
+        """Keep the state of who is in, and leave a buffer that may be overwritten."""
+        mark, self.mark = self.mark, None
+        if mark is None or self._args.people_in_memory == 0:
+            self._copied = False
+            return
+        if not self._copied:
+            self._buffer.take(self._backend.changing())
+        self._copied = False
+        self._host[mark] = self._buffer
+        over = len(self._host) > self._args.people_in_memory
+        self._buffer = self._host.popitem(last=False)[1] if over else HostCopy(self._device)
+
+    def _begin(self, mark: str) -> None:
+        """Begin as the base, in a state that the mark alone decides."""
+        seed = self._args.seed + int(mark, 16)
+        self._begun.put(self._backend.changing())
+        self._backend.begin_adapter(seed)
+        self._process.seed(self._args.changed(seed=seed))
+
+    def _read(self, name: str) -> None:
+        """Put the state of a version into the model."""
+        folder = folder_of(self._folder, name)
+        try:
+            meta = json.loads((folder / STATE_OF_PERSON).read_text())
+        except (OSError, ValueError) as error:
+            raise CheckpointError(
+                f"{folder} cannot be read ({error}); go back to an earlier version with openclaw-rl rollback"
+            ) from error
+        check_same_adapters(self._args, meta)
+        if (then := meta["world_size"]) != self._process.world_size:
+            raise CheckpointError(f"{folder} is of {then} training ranks: use as many")
+        if (then := meta["backend"]) != self._args.train_backend:
+            raise CheckpointError(f"{folder} was written by {then}: add --train-backend {then}")
+        self._buffer.read(_training_file(folder, self._rank))
+        self._buffer.put(self._backend.changing())
+        self._rollout_id = int(meta["rollout_id"])
+
+    def _forget_who_is_gone(self, mark: str) -> None:
+        """Let a person begin anew whose folders somebody has deleted."""
+        name = self._people[mark].name if mark in self._people else None
+        if name is None or not self._of_rank_zero(lambda: not folder_of(self._folder, name).is_dir()):
+            return
+        logger.warning("the adapters of %s were deleted: the base serves and is trained", mark)
+        self._people[mark] = _Person()
+        if (kept := self._host.pop(mark, None)) is not None:
+            kept.close()
+        if mark == self.mark:
+            self.mark, self._copied = None, False
+
+    # Steps
+
+    def stepped(self, rollout_id: int) -> None:
+        """Note that a rollout may have changed the state of who is in."""
+        self._rollout_id = rollout_id
+        self._clean, self._copied, self._candidate = False, False, None
+
+    def undo(self) -> None:
+        """Note that the steps since :meth:`let_in` were undone, and delete the folder of their candidate."""
+        self._clean, self._copied = True, False
+        if self._candidate is not None:
+            folder, self._candidate = folder_of(self._folder, self._candidate), None
+            on_rank_zero(lambda: shutil.rmtree(folder, ignore_errors=True))
+
+    def restore(self, name: str | None) -> None:
+        """Go back to the state of an earlier version of who is in, None: of the base; the numbers only rise."""
+        mark = self.mark
+        assert mark is not None, "call let_in first"
+        if name is None:
+            self._begin(mark)
+        else:
+            self._read(name)
+        self._clean, self._copied = False, False
+
+    # Folders
+
+    def settle(self) -> None:
+        """Make sure that who is in has a folder with the same state. The steps must be accepted."""
+        if self.mark is None or self._clean:
+            return
+        name, self._candidate = self._candidate or self._store(), None
+        self._people[self.mark].name = name
+        self._clean = True
+
+    def offer(self) -> Sent:
+        """Write the folder of a candidate, whom nobody serves yet; return its name and its file's digest."""
+        name = self._candidate = self._store()
+        return Sent(name, digest_of(folder_of(self._folder, name)))
+
+    def publish(self) -> None:
+        """Let the state of who is in serve this person."""
+        self.settle()
+        assert self.mark is not None, "call let_in first"
+        mark, name = self.mark, self._people[self.mark].name
+        assert name is not None, "a version has a folder"
+
+        def change_the_book() -> None:
+            publish(self._args.run_dir, name)
+            prune(self._args.run_dir, mark, self._held())
+
+        on_rank_zero(change_the_book)
+
+    def _store(self) -> str:
+        """Write a new folder with the state of who is in, and return the version's name."""
+        assert self.mark is not None, "call let_in first"
+        args, versions = self._args, self.versions
+        push = self._of_rank_zero(lambda: next(PUSHES))
+        name = adapter_name(versions.next(), maker(args), push, self.mark)
+        final = folder_of(self._folder, name)
+        temporary = unfinished(final)
+        tensors = {
+            key: value.cpu().contiguous()
+            for key, value in cast(self._backend.pushed_weights(), DTYPES[args.train_dtype])
+        }
+        self._buffer.take(self._backend.changing())
+        self._copied = True
+        meta = self._meta(self._rollout_id) | versions.state() | {"backend": args.train_backend}
+
+        def begin() -> None:
+            fresh_folder(final)
+            put_adapter(args, tensors, temporary)
+            (temporary / STATE_OF_PERSON).write_text(json.dumps(meta, indent=2))
+
+        on_rank_zero(begin)
+        on_all_ranks(lambda: self._buffer.write(_training_file(temporary, self._rank)))
+        on_rank_zero(lambda: replace_folder(temporary, final))
+        return name
+
+    # Checkpoints
+
+    def write(self, root: Path, iteration: int, meta: dict[str, Any]) -> Path:
+        """Write a checkpoint that names everybody's version, and return its folder; ``meta``: what else it says of the rank."""
+        self.settle()
+        named = {mark: person for mark, person in sorted(self._people.items()) if person.name is not None}
+        own = {
+            PEOPLE: {mark: person.name for mark, person in named.items()},
+            NEWEST_VERSIONS: {mark: person.versions.state()["newest_version"] for mark, person in named.items()},
+            "backend": self._args.train_backend,
+        }
+        meta = {name: value for name, value in meta.items() if name != "schedule"} | own
+        return checkpoint_folder.write(root, iteration, meta, lambda path: None)
+
+    def load(self, meta: Mapping[str, Any] | None) -> None:
+        """Continue from a checkpoint with ``meta``, None: without one; the book follows.
+
+        Raises:
+            CheckpointError: the checkpoint is not of adapters per person.
+            PeopleError: a version in it is gone, or the book is unreadable.
+        """
+        names: dict[str, str] = {}
+        if meta is not None:
+            if PEOPLE not in meta:
+                raise CheckpointError("the checkpoint is of one policy for everybody: remove --adapter-per-person")
+            check_same_adapters(self._args, meta)
+            names = self._of_rank_zero(lambda: _there(self._folder, meta[PEOPLE]))
+        for mark, name in names.items():
+            number = _number(name)
+            newest = max(number, int(meta[NEWEST_VERSIONS].get(mark, 0))) if meta is not None else number
+            person = self._people[mark] = _Person(name=name)
+            person.versions.load({"weight_version": number, "newest_version": newest})
+        on_rank_zero(lambda: self._follow(names, resumed=meta is not None))
+
+    def _follow(self, names: Mapping[str, str], *, resumed: bool) -> None:
+        """Make the book say what the checkpoint says, and delete folders that neither needs."""
+        run_dir, lines = self._args.run_dir, Book(self._folder).lines()
+        said, ahead = {}, []
+        for mark, name in names.items():
+            serving = lines[mark][0] if mark in lines else None
+            if _number(name) == 0:
+                continue
+            if serving is not None and _number(name) > serving.number:
+                said[mark] = serving.name
+                ahead.append(name)
+            else:
+                said[mark] = serving.name if serving is not None and self._same(serving, name) else name
+        for mark in set_back(run_dir, said):
+            logger.info("the checkpoint decides which version serves %s", mark)
+        for name in ahead:
+            publish(run_dir, name)
+        if resumed:
+            self._prune_all()
+
+    def _same(self, serving: Version, name: str) -> bool:
+        return serving.number == _number(name) and serving.sha256 == digest_of(folder_of(self._folder, name))
+
+    def published(self) -> None:
+        """Delete what no checkpoint needs any more, after old ones were deleted."""
+        on_rank_zero(self._prune_all)
+
+    def _prune_all(self) -> None:
+        held = self._held()
+        for folder in self._folder.iterdir() if self._folder.is_dir() else ():
+            if folder.is_dir():
+                prune(self._args.run_dir, folder.name, [name for name in held if name.endswith(folder.name)])
+
+    def _held(self) -> list[str]:
+        """Return the versions that checkpoints need or that are somebody's state."""
+        held = [person.name for person in self._people.values() if person.name is not None]
+        for folder in checkpoint_folders(Path(self._args.save)) if self._args.save else ():
+            try:
+                held += checkpoint_folder.read_meta(folder).get(PEOPLE, {}).values()
+            except FileNotFoundError:
+                continue  # incomplete
+        return held
+
+    def _of_rank_zero(self, value: Callable[[], Any]) -> Any:
+        """Return what ``value`` returns on rank 0."""
+        if self._process.world_size == 1:
+            return value()
+        box = [value() if self._rank == 0 else None]
+        dist.broadcast_object_list(box, src=0)
+        return box[0]
+
+    def close(self) -> None:
+        """Free the host memory."""
+        for kept in (self._begun, self._buffer, *self._host.values()):
+            kept.close()
+        self._host.clear()
+
+
+class Publishing:
+    """The way of people's adapters to the engines, in place of `slime.weight_sync.pushes.Pushes`: nothing is pushed.
+
+    Engines read a version from its folder when the first request needs it. Only one that started again is told to go on.
+    """
+
+    def __init__(self, args: Arguments, people: People, *, device: torch.device, address: str) -> None:
+        """``people``: whose adapters; ``address``: of rank 0."""
+        self._people = people
+        self._engines = _Told(args, device=device, address=address)
+        self._told = True
+
+    def connect(self, engines: list[RemoteEngine]) -> None:
+        """Reach ``engines`` from now on."""
+        self._engines.connect(engines)
+        self._told = False
+
+    def push(self, weights: Weights, version: str) -> None:
+        """Let ``version`` serve the person that is in, unless it does."""
+        if version != str(self._people.versions.live):
+            self._people.publish()
+        if not self._told:
+            self._engines.serve(version)
+            self._told = True
+
+    def offer(self, weights: Weights, version: str) -> Sent:
+        """Write the folder of the candidate ``version``; return its name and digest."""
+        return self._people.offer()
+
+    def push_to_canary(self, weights: Weights, version: str) -> None:
+        """No engine is first."""
+        raise ValueError("--canary-engine does not go with --adapter-per-person; remove it")
+
+    def take_back(self, weights: Weights, version: str) -> None:
+        """No-op: a candidate serves nobody, and its folder went with its steps."""
+
+    def close(self) -> None:
+        """Let go of the engines without calling them."""
+        self._engines.close()
+
+
+class _Told(EngineWeightSync):
+    """Tells engines to answer; there is no group to join."""
+
+    def _join(self) -> None:
+        """No-op."""
+
+    def _leave(self, *, broken: bool) -> None:
+        """No-op."""
+
+    def _serve(self, version: str) -> None:
+        self._call(RemoteEngine.continue_generation)
+
+
+def _training_file(folder: Path, rank: int) -> Path:
+    return folder / f"training{f'-{rank}' if rank else ''}.safetensors"
+
+
+def _number(name: str) -> int:
+    match = ADAPTER_NAME.fullmatch(name)
+    if match is None:
+        raise CheckpointError(f"the checkpoint names {name!r}, which is no person's version")
+    return int(match[1])
+
+
+def _there(people: Path, names: Mapping[str, str]) -> dict[str, str]:
+    """Return the versions of those in a manifest whom nobody has deleted since."""
+    gone = [mark for mark in names if not (people / mark).is_dir()]
+    if gone:
+        logger.warning("the adapters of %s were deleted: the base serves and is trained", ", ".join(gone))
+    return {mark: name for mark, name in names.items() if mark not in gone}
