@@ -23,6 +23,11 @@ WITHOUT_NAME = "local"
 """How a person is shown who has no name, because no client of the server has."""
 
 
+def shown(person: str | None) -> str:
+    """Return a person's name as people read and type it."""
+    return person or WITHOUT_NAME
+
+
 class Paused(NamedTuple):
     """Why training is paused: after which rollout, the cause, and since when (seconds since the epoch).
 
@@ -38,7 +43,7 @@ class Paused(NamedTuple):
     @property
     def shown(self) -> str:
         """The person's name as people read and type it."""
-        return self.person or WITHOUT_NAME
+        return shown(self.person)
 
     def __str__(self) -> str:
         whose = "" if self.person is None else f" of {self.shown}"

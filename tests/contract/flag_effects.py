@@ -38,6 +38,7 @@ EFFECTS = {
     f"{RAY}/test_colocate.py::test_who_is_not_offloaded_stays_and_the_order_is_kept": "offload-train",
     f"{COLOCATE}::test_what_does_not_go_together": "offload",
     f"{FSDP}/test_fused_kernels.py::test_the_flag_compiles_every_layer": "fused-kernels",
+    f"{FSDP}/test_people.py::test_each_person_is_trained_as_alone": "adapter-per-person people-in-memory",
     f"{FSDP}/test_fused_lora.py::test_the_default_is_fused_on_cuda_only": "lora-kernel",
     f"{CORE}/test_base_quantization.py::test_only_the_policys_engine_quantises_its_base": "base-quantization",
     f"{CORE}/test_memory_budget.py::test_attention_is_kept_before_layers_are_unchecked_and_flags_win": """unchecked-layers

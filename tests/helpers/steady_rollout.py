@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from slime.args import Arguments
+from slime.rollout.base_types import RolloutFnTrainOutput
 from slime.utils.types import Sample
 
 PROMPT_TOKENS, RESPONSE_TOKENS, VOCABULARY = 5, 12, 300
@@ -30,3 +31,13 @@ def generate(args: Arguments, rollout_id: int, data_source: Any, evaluation: boo
     while hold_file(args.run_dir, rollout_id).exists():
         time.sleep(0.05)
     return groups
+
+
+PEOPLE = ("paula", "quentin")
+"""Whose batch it is, in turn, with :func:`generate_of_people`."""
+
+
+def generate_of_people(args: Arguments, rollout_id: int, data_source: Any, evaluation: bool = False) -> Any:
+    """Return what :func:`generate` does, as the batch of one person."""
+    samples = generate(args, rollout_id, data_source, evaluation)
+    return RolloutFnTrainOutput(samples, person=PEOPLE[rollout_id % len(PEOPLE)])

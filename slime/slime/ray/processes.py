@@ -147,6 +147,9 @@ class RemoteManager:
     def on_weights_restored(self, rollout_id: int, from_rollout_id: int, version: str) -> ObjectRef[None]:
         return self._actor.on_weights_restored.remote(rollout_id, from_rollout_id, version)
 
+    def on_person_restored(self, person: str, to_version: str, version: str) -> ObjectRef[None]:
+        return self._actor.on_person_restored.remote(person, to_version, version)
+
     def data_source_attribute(self, name: str) -> ObjectRef[tuple[bool, Any]]:
         return self._actor.data_source_attribute.remote(name)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from groundwork.checkpoint_names import LATEST
+from groundwork.paused import shown
 from slime.args import Arguments
 from slime.arguments.checkpoint import CONTINUE_VARIABLE
 from slime.observability.metric_utils import STEPS, TrainSteps, compute_rollout_step, rollout_part
@@ -69,7 +70,8 @@ class Reports:
         logging_utils.log(self._args, rollout, step_key="rollout/step")
         for record in self._train_steps.records(update.rollout_id, steps):
             logging_utils.log(self._args, record, step_key="train/step")
-        say(step_line(update.rollout_id, {**rollout, **steps}, weight_version))
+        whose = f" of {shown(update.person)}" if self._args.adapter_per_person else ""
+        say(step_line(f"{update.rollout_id}{whose}", {**rollout, **steps}, weight_version))
         if warning := self._mismatch.line(update.rollout_id, {**rollout, **steps}):
             say(warning)
 
@@ -111,10 +113,10 @@ def times(train: dict[str, Any], seconds: float, waited: float) -> dict[str, flo
     return {"perf/step_time": seconds, "perf/train_wait_time": waited, "perf/wait_time_ratio": ratio}
 
 
-def step_line(rollout_id: int, metrics: dict[str, Any], weight_version: str) -> str:
-    """Return one line about a step, without unknown values."""
+def step_line(rollout: int | str, metrics: dict[str, Any], weight_version: str) -> str:
+    """Return one line about a step, without unknown values; ``rollout``: its number, perhaps with whose it is."""
     cells = [f"{name} {form.format(metrics[key])}" for name, key, form in _COLUMNS if metrics.get(key) is not None]
-    return "  ".join([f"step {rollout_id}", *cells, f"weights {weight_version or '-'}"])
+    return "  ".join([f"step {rollout}", *cells, f"weights {weight_version or '-'}"])
 
 
 def evaluation_line(rollout_id: int, metrics: dict[str, Any]) -> str:

@@ -143,7 +143,8 @@ class BatchMaker:
         path = Path(template.format(rollout_id=rollout_id))
         private_folder(path.parent)
         with open(path, "wb", opener=private) as file:
-            of_one = {} if output.passes is None else {"person": output.person, "passes": output.passes}
+            whole = output.passes is not None or self._args.adapter_per_person
+            of_one = {"person": output.person, "passes": output.passes} if whole else {}
             save_data({"rollout_id": rollout_id, "samples": [s.to_dict() for s in samples], **of_one}, file)
 
     def _load_debug_rollout(self, rollout_id: int) -> RolloutFnTrainOutput:
@@ -302,6 +303,10 @@ class RolloutManager:
     def on_weights_restored(self, rollout_id: int, from_rollout_id: int, version: str) -> None:
         """Tell the data source that the weights went back on command."""
         self._source_hooks.weights_restored(rollout_id, from_rollout_id, version)
+
+    def on_person_restored(self, person: str, to_version: str, version: str) -> None:
+        """Tell the data source that one person's adapter went back on command."""
+        self._source_hooks.person_restored(person, to_version, version)
 
     def data_source_attribute(self, name: str) -> tuple[bool, Any]:
         """Return whether an attribute of the data source is a method, and its value if it is none; for a plugin in the driver."""

@@ -293,7 +293,7 @@ class Run:
         if isinstance(lost, NodeLostError):
             processes.kill_manager()
             processes.reserved = with_replacements(processes.reserved, str(lost), self.args.node_timeout, self.stop)
-        elif not processes.forget_dead_manager() and isinstance(lost, RankLostError) and lost.method in PUSH_METHODS:
+        elif not processes.forget_dead_manager() and isinstance(lost, RankLostError) and self._broke_a_push(lost):
             processes.value(processes.manager.hold_engines(lost.method in CANARY_METHODS))
         if not processes.has_manager:
             self.restarts.batches_lost()
@@ -301,6 +301,10 @@ class Run:
         self.life.to(Phase.UP)
         self.updates.publish_untold()
         say(f"continuing at rollout {self.start_rollout_id}")
+
+    def _broke_a_push(self, lost: RankLostError) -> bool:
+        """Whether engines may have a mix of weights; an adapter of a person is read from its folder instead."""
+        return lost.method in PUSH_METHODS and not self.args.adapter_per_person
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> bool:
         """Save a stopped run's progress, then end everything."""

@@ -102,6 +102,12 @@ class RemotePolicy(RemoteRank):
     def versions(self) -> ObjectRef[tuple[str, str]]:
         return self.actor.versions.remote()
 
+    def let_in(self, mark: str) -> ObjectRef[str]:
+        return self.actor.let_in.remote(mark)
+
+    def restore_person(self, mark: str, name: str | None) -> ObjectRef[None]:
+        return self.actor.restore_person.remote(mark, name)
+
     def connect_rollout_engines(self, engines: list[RemoteEngine]) -> ObjectRef[None]:
         return self.actor.connect_rollout_engines.remote(engines)
 
@@ -396,6 +402,14 @@ class Trainer:
         self._critic.gather(values)
         self._actor.gather(returns)
         return side_by_side(self._critic.gather(critic_steps)[0] or {}, self._actor.gather(steps)[0] or {})
+
+    def let_in(self, mark: str) -> str:
+        """Train and ask the adapter of the person with this mark from now on; return the version that serves this person."""
+        return self._actor.call(RemotePolicy.let_in, mark)[0]
+
+    def restore_person(self, mark: str, name: str | None) -> None:
+        """Go back to a version of one person, None: to the base; a push gives its weights a new version."""
+        self._actor.call(RemotePolicy.restore_person, mark, name)
 
     def connect_rollout_engines(self, engines: list[RemoteEngine]) -> None:
         """Build the weight update group of the policy's rank 0 and the engines; call again after an engine restart."""

@@ -97,6 +97,12 @@ class DataSource(abc.ABC):
         before, this is called again.
         """
 
+    def person_restored(self, person: str, to_version: str, version: str) -> None:  # noqa: B027
+        """Learn that someone let ``to_version`` of one person's adapter serve this person again, as ``version``.
+
+        Only with ``--adapter-per-person``. As after `weights_restored`, a checkpoint follows.
+        """
+
     def check(self) -> None:  # noqa: B027
         """Raise to end the run; called every few seconds."""
 

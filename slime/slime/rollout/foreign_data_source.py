@@ -13,7 +13,7 @@ from slime.utils.types import Sample
 
 OPTIONAL = (
     *("before_rollouts", "story", "mark", "weights_live", "step_refused", "gate_decided", "step_undone"),
-    *("weights_restored", "check", "dispose"),
+    *("weights_restored", "person_restored", "check", "dispose"),
 )
 
 

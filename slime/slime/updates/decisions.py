@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from groundwork.exceptions import ConfigError
+from groundwork.paused import shown
 from groundwork.process import Stopped
 from slime.args import Arguments, required
 from slime.arguments.algorithm import STATE_ELSEWHERE
@@ -111,7 +112,10 @@ class Decisions:
             update.undone = decision.why
         self._engines.end_trial(accepted=decision.accepted)
         if not decision.accepted:
-            say(f"step {update.rollout_id} is undone: {decision.why}; weights {serving} keep serving, training goes on")
+            whom = f" {shown(update.person)}" if self._args.adapter_per_person else ""
+            say(
+                f"step {update.rollout_id} is undone: {decision.why}; weights {serving} keep serving{whom}, training goes on"
+            )
         update.metrics.update(decision.metrics | {ACCEPTED: float(decision.accepted)} | self._seconds)
 
     def _decided(self, update: Update, serving: str, candidate: str) -> Decision:

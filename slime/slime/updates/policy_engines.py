@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 import ray
 from ray import ObjectRef
 
+from groundwork.people import mark_of
 from groundwork.process import Stopped
 from slime.args import Arguments
 from slime.backends.sglang_utils.engine import CACHE, WEIGHTS
@@ -40,7 +41,8 @@ class Engines:
     """Owned by the driver's main thread.
 
     Attributes:
-        version: the weight version that they serve; empty before the first push.
+        version: the weight version that they serve, with ``--adapter-per-person`` to whom the trainer trains; empty before the
+            first push.
         sleep: whether the engines release their memory while the trainer works.
         trainer_leaves: whether the trainer releases its memory while the engines work.
     """
@@ -60,8 +62,13 @@ class Engines:
 
     @property
     def get_weights(self) -> bool:
-        """Whether a trainer pushes weights to them."""
-        return self._processes.has_trainer and not self._args.debug_train_only
+        """Whether a trainer pushes weights to them; adapters per person are published without engines, too."""
+        serves = not self._args.debug_train_only or self._args.adapter_per_person
+        return self._processes.has_trainer and serves
+
+    def let_in(self, person: str) -> None:
+        """Let the trainer, which has the GPUs, train the adapter of ``person`` from now on."""
+        self.version = self._processes.trainer.let_in(mark_of(person))
 
     # Looking after them
 

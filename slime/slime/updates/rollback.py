@@ -15,27 +15,37 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from groundwork.paused import shown
+from groundwork.people import mark_of
 from groundwork.private_files import write_note
 from groundwork.process import Stopped
 from slime.args import Arguments
 from slime.checkpoints.versions import SavedVersion, newest_of_version, saved_versions
 from slime.exceptions import LostError
 from slime.utils.run_logs import say
+from slime.weight_sync.people import Book, people_folder
 
 NAME = "rollback.json"
 
 
 class Rollback(NamedTuple):
-    """The weight version to go back to, and since when it is asked for (seconds since the epoch)."""
+    """The weight version to go back to, since when it is asked for (seconds since the epoch), and whose adapter goes back.
+
+    ``person`` is the name; None: the policy goes back, which all people share.
+    """
 
     version: str
     since: float
+    person: str | None = None
 
 
-def ask_rollback(run_dir: str | Path, version: str | int) -> Rollback:
+def ask_rollback(run_dir: str | Path, version: str | int, person: str | None = None) -> Rollback:
     """Write the note, in place of an earlier one, and return it; the run acts within seconds."""
-    note = Rollback(str(version), time.time())
-    write_note(Path(run_dir, NAME), note._asdict())
+    note = Rollback(str(version), time.time(), person)
+    write_note(
+        Path(run_dir, NAME),
+        {name: value for name, value in note._asdict().items() if name != "person" or value is not None},
+    )
     return note
 
 
@@ -56,27 +66,60 @@ def forget_rollback(run_dir: str | Path, done: Rollback | None = None) -> None:
         Path(run_dir, NAME).unlink(missing_ok=True)
 
 
+class OfPerson(NamedTuple):
+    """An earlier version of one person's adapter.
+
+    Attributes:
+        person: whose, by name.
+        weight_version: its number.
+        name: on the engines, and of its folder (`slime.weight_sync.people`); None of version 0, the base.
+    """
+
+    person: str
+    weight_version: str
+    name: str | None
+
+
 @contextmanager
-def due_rollback(args: Arguments, serving: str) -> Iterator[SavedVersion | None]:
-    """Run the block with the checkpoint to go back to, or None, then remove this note; ``serving`` is the weight version."""
+def due_rollback(args: Arguments, serving: str) -> Iterator[SavedVersion | OfPerson | None]:
+    """Run the block with the version to go back to, or None, then remove this note; ``serving`` is the weight version."""
     note = asked_rollback(args.run_dir) if args.run_dir else None
     if note is None:
         yield None
         return
-    saved = newest_of_version(Path(args.save), note.version) if args.save else None
-    if saved is None or note.version == serving:
+    if args.adapter_per_person or note.person is not None:
+        due, why_not = _due_of_person(args, note)
+    else:
+        due = newest_of_version(Path(args.save), note.version) if args.save else None
+        why_not = _why_not(args, note.version, serving) if due is None or note.version == serving else None
+    if due is None or why_not is not None:
         forget_rollback(args.run_dir, note)
-        say(_why_not(args, note.version, serving))
+        say(str(why_not))
         yield None
         return
     try:
-        yield saved
+        yield due
     except (LostError, Stopped):
         raise
     except Exception:
         forget_rollback(args.run_dir, note)
         raise
     forget_rollback(args.run_dir, note)
+
+
+def _due_of_person(args: Arguments, note: Rollback) -> tuple[OfPerson | None, str | None]:
+    """Return the version to go back to, or why there is none."""
+    if not args.adapter_per_person:
+        return None, f"no rollback of {shown(note.person)}: all people share one policy; ask without a person"
+    if note.person is None:
+        return None, f"no rollback to weights {note.version}: each person has an adapter; name the person"
+    versions = Book(people_folder(args.run_dir)).versions(mark_of(note.person))
+    known = {"0": None} | {str(version.number): version.name for version in reversed(versions)}
+    if note.version == (str(versions[0].number) if versions else "0"):
+        return None, f"no rollback: weights {note.version} serve {shown(note.person)} already"
+    if note.version not in known:
+        return None, f"no rollback of {shown(note.person)} to weights {note.version}: there are {', '.join(known)}"
+    return OfPerson(note.person, note.version, known[note.version]), None
 
 
 def _why_not(args: Arguments, version: str, serving: str) -> str:

@@ -14,14 +14,16 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from groundwork.paused import Paused, pause, paused, paused_people, resume
+from groundwork.paused import Paused, pause, paused, paused_people, resume, shown
+from groundwork.people import mark_of
 from groundwork.process import Stopped
 from slime.args import Arguments
+from slime.exceptions import PluginError
 from slime.observability.metric_utils import STEPS
 from slime.rollout.metrics import staleness
 from slime.updates.decisions import Decisions
 from slime.updates.policy_engines import Engines, push_is_due
-from slime.updates.rollback import due_rollback
+from slime.updates.rollback import OfPerson, due_rollback
 from slime.updates.update import Progress, State, Update
 from slime.utils.fuses import OF_THE_LOSS, Blown, blown, read_fuse
 from slime.utils.metric_names import HELD, RECENT_ENTROPY, STEPS_OF_ENTROPY
@@ -149,9 +151,11 @@ class Updates:
         if (known := self._restarts.outcome(rollout_id)) is not None:
             return self._once_more_without(known)
         start, metrics = time.monotonic(), batch["metrics"]
-        metrics.update(staleness(metrics, self._engines.version) | self.fuses.recent())
-        self._engines.leave_gpus()
         person, passes = batch.get("person"), batch.get("passes", 1)
+        self._engines.leave_gpus()
+        if self._args.adapter_per_person:
+            self._engines.let_in(self._person_of(rollout_id, person))
+        metrics.update(staleness(metrics, self._engines.version) | self.fuses.recent())
         update = Update(rollout_id, metrics, {}, waited=start - self.progress.free_since, person=person)
         update.held = self.fuses.of_batch(metrics)
         if update.held is None:
@@ -172,6 +176,14 @@ class Updates:
         if not update.learned:
             self._without(update)
         return update
+
+    def _person_of(self, rollout_id: int, person: str | None) -> str:
+        if person is None:
+            raise PluginError(
+                f"rollout {rollout_id} is of several people, but each has an adapter; set person in what "
+                f"{self._args.rollout_function_path} returns, or remove --adapter-per-person"
+            )
+        return person
 
     def _without(self, update: Update) -> None:
         """Tell the data source that the batch is not trained, and save, so that a restart agrees."""
@@ -198,10 +210,12 @@ class Updates:
         """Push the weights if a push is due, then report."""
         start, engines = time.monotonic(), self._engines
         due = update.learned and push_is_due(self._args, update.rollout_id) and engines.get_weights
+        if due and self._args.adapter_per_person and update.person is not None:
+            engines.let_in(update.person)  # another one's adapter may have gone back meanwhile
         if engines.get_weights:
             # Engines that slept need weights: without the step the trainer has the last good ones.
             engines.take_gpus(push=due or (not update.learned and engines.sleep))
-        self._tell(update, start, pushed=due)
+        self._tell(update, start, pushed=due and not self._args.debug_train_only)
 
     def publish_untold(self) -> None:
         """Report the update that the restored checkpoint agrees with but that a loss kept from being reported.
@@ -209,6 +223,10 @@ class Updates:
         The engines have got the trainer's weights since.
         """
         if untold := self.progress.untold_before_start():
+            if self._args.adapter_per_person and untold.person is not None:
+                self._engines.leave_gpus()
+                self._engines.let_in(untold.person)
+                self._engines.serve_again()
             self._tell(untold, time.monotonic(), pushed=untold.learned and self._engines.get_weights)
 
     def _tell(self, update: Update, start: float, *, pushed: bool) -> None:
@@ -270,13 +288,20 @@ class Updates:
             last = progress.last
             engines.leave_gpus()
             progress.current = back = Update(last, {}, {}, state=State.RESTORED)
-            processes.trainer.restore(saved.iteration)
-            engines.take_gpus(push=True)
-            processes.value(processes.manager.on_weights_restored(saved.rollout_id, last, engines.version))
+            if isinstance(saved, OfPerson):
+                processes.trainer.restore_person(mark_of(saved.person), saved.name)
+                engines.take_gpus(push=True)
+                told = processes.manager.on_person_restored(saved.person, saved.weight_version, engines.version)
+            else:
+                processes.trainer.restore(saved.iteration)
+                engines.take_gpus(push=True)
+                told = processes.manager.on_weights_restored(saved.rollout_id, last, engines.version)
+            processes.value(told)
             back.to(State.LIVE)
             self.save(last)
         engines.serve_again()
-        say(f"weights {saved.weight_version} serve again, as version {engines.version}")
+        whom = f" {shown(saved.person)}" if isinstance(saved, OfPerson) else ""
+        say(f"weights {saved.weight_version} serve{whom} again, as version {engines.version}")
 
     def wait_while_paused(self, served_a_moment: Callable[[], bool]) -> None:
         """Serve until training is not paused; raise :class:`Stopped` if ``served_a_moment`` returns False, on a signal."""

@@ -30,6 +30,10 @@ def serving(run_dir: Path, mark: str) -> str:
     return version.name if version is not None else "base"
 
 
+def weights_of(actor: Any) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in actor.backend.pushed_weights()}
+
+
 def run_of(model: Path, run_dir: Path, plan: list[tuple[str, int]], **changes: Any) -> dict[str, list[str]]:
     args, actor = start(model, run_dir, **changes)
     for mark, seed in plan:
@@ -74,14 +78,14 @@ def test_a_new_person_is_the_base_whoever_came_before(tiny_random_model: Path, t
     with adapters_off(actor.backend.model):
         base = actor.backend.scores(shard)
     assert all(map(torch.equal, actor.backend.scores(shard), base))
-    after = dict(actor.backend.pushed_weights())
+    after = weights_of(actor)
     actor.shutdown()
     args, actor = start(tiny_random_model, tmp_path / "other")
     actor.let_in(Q)
-    first = dict(actor.backend.pushed_weights())
+    first = weights_of(actor)
     assert all(torch.equal(value, first[name]) for name, value in after.items())
     actor.let_in(P)
-    other = dict(actor.backend.pushed_weights())
+    other = weights_of(actor)
     assert not any(torch.equal(value, other[name]) for name, value in first.items() if "lora_A" in name)
     actor.shutdown()
 

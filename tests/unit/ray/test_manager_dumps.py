@@ -11,6 +11,7 @@ from slime.args import Arguments
 from slime.arguments.placement import Placement
 from slime.ray import rollout as manager_module
 from slime.ray.rollout import BatchMaker
+from slime.rollout.base_types import RolloutFnTrainOutput
 from slime.utils.types import Sample
 
 
@@ -46,3 +47,20 @@ def test_a_dump_is_replayed_in_part(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert len(replay.generate(7, None, lambda _: None)["shards"][0]["tokens"]) == 4
     replay._args.load_debug_rollout_data_subsample = 0.5
     assert replay.generate(7, None, lambda _: None)["shards"][0]["sample_indices"] == [0, 1]
+
+
+def test_a_dump_says_whose_samples_it_has_where_each_person_has_an_adapter(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    template = str(tmp_path / "dump" / "{rollout_id}.pt")
+
+    def of_one(*of: Any, evaluation: bool = False) -> RolloutFnTrainOutput:
+        return RolloutFnTrainOutput([samples_of(*of)], person="ann")
+
+    monkeypatch.setattr(f"{__name__}.samples_of_one", of_one, raising=False)
+    one = {"rollout_function_path": f"{__name__}.samples_of_one", "save_debug_rollout_data": template}
+    for per_person in (False, True):
+        batches(monkeypatch, adapter_per_person=per_person, **one).generate(7, None, lambda _: None)
+        assert batches(monkeypatch, load_debug_rollout_data=template).generate(7, None, lambda _: None)["person"] == (
+            "ann" if per_person else None
+        )

@@ -280,7 +280,7 @@ class People:
         meta = {name: value for name, value in meta.items() if name != "schedule"} | own
         return checkpoint_folder.write(root, iteration, meta, lambda path: None)
 
-    def load(self, meta: Mapping[str, Any] | None) -> None:
+    def load(self, meta: dict[str, Any] | None) -> None:
         """Continue from a checkpoint with ``meta``, None: without one; the book follows.
 
         Raises:

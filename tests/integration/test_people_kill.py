@@ -1,0 +1,76 @@
+"""Adapters per person in a real run whose trainer dies by SIGKILL between a version's folder and the book that lets it serve.
+
+The run ends with the bytes of one that loses nothing, and no folder is left that neither the book nor a checkpoint names.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from pathlib import Path
+
+import pytest
+
+from groundwork.people import mark_of
+from lab.testkit.processes import title_of
+from slime.checkpoints.versions import PEOPLE, checkpoint_folders
+from slime.weight_sync.people import LOCK, Book, folder_of, people_folder
+from tests.helpers.driver import Driver
+from tests.helpers.people_ranks import states
+from tests.helpers.steady_rollout import PEOPLE as NAMES
+from tests.helpers.steady_rollout import hold_file
+
+FLAGS = (
+    *("--debug-train-only", "--rollout-function-path", "tests.helpers.steady_rollout.generate_of_people"),
+    *("--rollout-num-gpus", "0", "--num-rollout", "5", "--save-interval", "2"),
+    *("--use-lora", "--adapter-per-person", "--people-in-memory", "0", "--update-weight-mode", "adapter"),
+)
+P, Q = map(mark_of, NAMES)
+HELD = 3
+"""The second batch of Q; the checkpoint has the first of both."""
+
+
+def folders(run_dir: Path) -> set[Path]:
+    return {
+        folder for mark in (P, Q) for folder in (people_folder(run_dir) / mark).glob("*-*") if folder.suffix != ".tmp"
+    }
+
+
+def named(run_dir: Path) -> set[Path]:
+    """The folders that the book or a checkpoint names."""
+    people = people_folder(run_dir)
+    names = {version.name for versions in Book(people).lines().values() for version in versions}
+    for folder in checkpoint_folders(run_dir / "checkpoints"):
+        names |= set(json.loads((folder / "meta.json").read_text())[PEOPLE].values())
+    return {folder_of(people, name) for name in names}
+
+
+@pytest.mark.timeout(600)
+def test_a_kill_between_folder_and_book_changes_nobody(
+    repository: Path, tmp_path: Path, tiny_random_model: Path
+) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    driver = Driver(repository, whole, tiny_random_model, *FLAGS, script="train.py")
+    assert driver.wait_end() == 0, driver.text()
+    assert [line.split()[1:4] + line.split()[-2:] for line in driver.steps()] == [
+        [str(step), "of", NAMES[step % 2], "weights", str(step // 2 + 1)] for step in range(5)
+    ]
+
+    killed.mkdir()
+    hold_file(killed, HELD).touch()
+    driver = Driver(repository, killed, tiny_random_model, *FLAGS, script="train.py")
+    driver.wait_for("step 2 of paula")
+    with open(people_folder(killed) / LOCK, "ab") as book:
+        fcntl.flock(book, fcntl.LOCK_EX)
+        hold_file(killed, HELD).unlink()
+        driver.wait_until(lambda: bool(folders(killed) - named(killed)), "a folder that the book does not name")
+        (lost,) = folders(killed) - named(killed)
+        assert lost.parent.name == Q
+        rank = next(one for one in driver.family() if title_of(one).startswith("ray::FSDPTrainActor"))
+        rank.kill()
+        rank.wait(60)
+    driver.wait_for("continuing at rollout 2")
+    assert driver.wait_end() == 0, driver.text()
+    assert states(killed) == states(whole)
+    assert folders(killed) == named(killed)
+    assert lost not in folders(killed)
