@@ -192,6 +192,9 @@ def test_what_a_checkpoint_has_and_the_book_has_not_serves_after_a_restart(
     actor.publish(1)
     assert serving(tmp_path, P) == old
     actor.shutdown()
+    with pytest.raises(CheckpointError, match="use its --run-dir"):
+        start(tiny_random_model, tmp_path / "other", resume=True, load=save["save"], **save)
+    dist.destroy_process_group()
     _, actor = start(tiny_random_model, tmp_path, resume=True, load=save["save"], **save)
     assert serving(tmp_path, P) == json.loads((folder / "meta.json").read_text())[PEOPLE][P] != old
     assert [version.number for version in Book(people_folder(tmp_path)).versions(P)] == [2, 1]

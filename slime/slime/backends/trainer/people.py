@@ -424,7 +424,13 @@ def _number(name: str) -> int:
 
 
 def _there(people: Path, names: Mapping[str, str]) -> dict[str, str]:
-    """Return the versions of those in a manifest whom nobody has deleted since."""
+    """Return the versions of those in a manifest whom nobody has deleted since.
+
+    Raises:
+        CheckpointError: the folder of everybody is missing.
+    """
+    if names and not people.is_dir():
+        raise CheckpointError(f"{people} is missing, which has the adapters of the checkpoint: use its --run-dir")
     gone = [mark for mark in names if not (people / mark).is_dir()]
     if gone:
         logger.warning("the adapters of %s were deleted: the base serves and is trained", ", ".join(gone))
