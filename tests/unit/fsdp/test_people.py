@@ -134,6 +134,26 @@ def test_undone_steps_leave_nothing_of_one_person(
     assert states(tmp_path) == alone
 
 
+def test_the_number_of_a_refused_version_is_not_used_again_after_a_restart(
+    tiny_random_model: Path, tmp_path: Path
+) -> None:
+    """Also of a person who has no version yet."""
+    save = {"save": str(tmp_path / "save")}
+    args, actor = start(tiny_random_model, tmp_path, **save)
+    actor.let_in(P)
+    actor.take_snapshot()
+    actor.train(0, data_of(args, 0))
+    actor.offer_candidate()
+    actor.undo_steps()
+    actor.save(0)
+    actor.publish(0)
+    actor.shutdown()
+    assert folders(tmp_path, P) == []
+    args, actor = start(tiny_random_model, tmp_path, resume=True, load=save["save"], **save)
+    assert update(args, actor, P, 0) == "2"
+    actor.shutdown()
+
+
 def test_an_accepted_candidate_serves_from_the_folder_that_was_asked(tiny_random_model: Path, tmp_path: Path) -> None:
     args, actor = start(tiny_random_model, tmp_path)
     actor.let_in(P)

@@ -271,10 +271,10 @@ class People:
     def write(self, root: Path, iteration: int, meta: dict[str, Any]) -> Path:
         """Write a checkpoint that names everybody's version, and return its folder; ``meta``: what else it says of the rank."""
         self.settle()
-        named = {mark: person for mark, person in sorted(self._people.items()) if person.name is not None}
+        everybody = sorted(self._people.items())
         own = {
-            PEOPLE: {mark: person.name for mark, person in named.items()},
-            NEWEST_VERSIONS: {mark: person.versions.state()["newest_version"] for mark, person in named.items()},
+            PEOPLE: {mark: person.name for mark, person in everybody if person.name is not None},
+            NEWEST_VERSIONS: {mark: person.versions.state()["newest_version"] for mark, person in everybody},
             "backend": self._args.train_backend,
         }
         meta = {name: value for name, value in meta.items() if name != "schedule"} | own
@@ -288,16 +288,17 @@ class People:
             PeopleError: a version in it is gone, or the book is unreadable.
         """
         names: dict[str, str] = {}
+        newest: dict[str, int] = {}
         if meta is not None:
             if PEOPLE not in meta:
                 raise CheckpointError("the checkpoint is of one policy for everybody: remove --adapter-per-person")
             check_same_adapters(self._args, meta)
             names = self._of_rank_zero(lambda: _there(self._folder, meta[PEOPLE]))
-        for mark, name in names.items():
-            number = _number(name)
-            newest = max(number, int(meta[NEWEST_VERSIONS].get(mark, 0))) if meta is not None else number
-            person = self._people[mark] = _Person(name=name)
-            person.versions.load({"weight_version": number, "newest_version": newest})
+            newest = {mark: number for mark, number in meta[NEWEST_VERSIONS].items() if mark in names or number}
+        for mark in names.keys() | newest.keys():
+            person = self._people[mark] = _Person(name=names.get(mark))
+            number = 0 if person.name is None else _number(person.name)
+            person.versions.load({"weight_version": number, "newest_version": max(number, newest.get(mark, 0))})
         on_rank_zero(lambda: self._follow(names, resumed=meta is not None))
 
     def _follow(self, names: Mapping[str, str], *, resumed: bool) -> None:
