@@ -103,6 +103,9 @@ def test_snapshots_are_in_the_budget() -> None:
     assert snapshot_bytes(args.changed(use_critic=True), shape) == 12 * (whole + critic)
     assert f"{12 * whole / GIB:.1f} GiB more (--before-push-path)" in host_line(args, shape)
     assert isinstance(shape, Shape)
+    assert "people" not in host_line(lora, shape)
+    people = lora.changed(adapter_per_person=True, people_in_memory=30)
+    assert f"{12 * 32 * shape.adapters(16) / GIB:.1f} GiB more (--people-in-memory)" in host_line(people, shape)
     assert "before-push" not in host_line(args.changed(before_push_path=None), shape)
 
 

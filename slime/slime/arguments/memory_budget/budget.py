@@ -498,6 +498,8 @@ def host_line(args: Arguments, shape: Shape) -> str:
     stays = f", and {kept:.1f} GiB stay there (offload)" if kept else ""
     copied = snapshot_bytes(args, shape) / GIB
     stays += f"; the ranks' snapshots take {copied:.1f} GiB more (--before-push-path)" if copied else ""
+    people = people_bytes(args, shape) / GIB
+    stays += f"; people's adapters with moments take up to {people:.1f} GiB more (--people-in-memory)" if people else ""
     return f"  host memory: rank 0 reads {reads:.1f} GiB of weights at the start{stays}"
 
 
@@ -511,11 +513,26 @@ def snapshot_bytes(args: Arguments, shape: Shape) -> float:
     whole = shape.parameters + shape.tower
     element = 4 if args.train_dtype == "float32" else 2
     trained = float(shape.adapters(args.lora_rank) if args.use_lora else whole)
-    item = 12.0
-    if args.train_backend == "megatron":
-        item += element * data_parallel_size(args, args.actor_num_nodes * args.actor_num_gpus_per_node)
+    item = _copied_bytes(args)
     critic = whole - (0 if shape.tied else shape.embedding) if args.use_critic else 0
     return item * (trained + critic) + (element * whole if args.ref_update_interval else 0)
+
+
+def people_bytes(args: Arguments, shape: Shape) -> float:
+    """Return the bytes of all ranks for the people in host memory, the one in the model, and one whom nobody has trained."""
+    return (
+        (args.people_in_memory + 2) * _copied_bytes(args) * shape.adapters(args.lora_rank)
+        if args.adapter_per_person
+        else 0.0
+    )
+
+
+def _copied_bytes(args: Arguments) -> float:
+    """Return the bytes of all ranks for a trained parameter that is copied with its moments."""
+    if args.train_backend != "megatron":
+        return 12.0
+    element = 4 if args.train_dtype == "float32" else 2
+    return 12.0 + element * data_parallel_size(args, args.actor_num_nodes * args.actor_num_gpus_per_node)
 
 
 Spell = Callable[[Fix], str]
