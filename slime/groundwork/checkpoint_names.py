@@ -17,6 +17,12 @@ from pathlib import Path
 LATEST = "latest_checkpointed_iteration.txt"
 META = "meta.json"
 """What is known of a checkpoint: its rollout, its weight version, the model that its run began with."""
+PEOPLE = "people"
+"""In a checkpoint's ``meta.json`` with ``--adapter-per-person``: the name of each person's version, by mark."""
+NEWEST_VERSIONS = "newest_versions"
+"""Beside it, by mark: the highest number that any version of the person had, a refused one included."""
+STATE_OF_PERSON = "state.json"
+"""In the folder of a person's version: what `slime.backends.trainer.rank` says in a checkpoint's ``meta.json``."""
 NAMED = re.compile(r"checkpoint-(\d{1,9}|latest)")
 SHOWN_NUMBERS = 5
 

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from groundwork.checkpoint_names import PEOPLE
 from groundwork.people import mark_of
 from lab.testkit.processes import title_of
-from slime.checkpoints.versions import PEOPLE, checkpoint_folders
+from slime.checkpoints.versions import checkpoint_folders
 from slime.weight_sync.people import LOCK, Book, folder_of, people_folder
 from tests.helpers.driver import Driver
 from tests.helpers.people_ranks import states

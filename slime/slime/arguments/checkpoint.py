@@ -12,11 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from groundwork.checkpoint_names import LATEST, newest_checkpoint, others_than
+from groundwork.checkpoint_names import LATEST, PEOPLE, newest_checkpoint, others_than
 from groundwork.command_line import nearest_path
 from slime.args import Arguments, required
 from slime.arguments.option import Group, Option, flag_of
-from slime.checkpoints.versions import PEOPLE
 from slime.exceptions import CheckpointError
 from slime.utils.model_config import read_config, text_config
 

@@ -8,13 +8,6 @@ from typing import NamedTuple
 
 from groundwork.checkpoint_names import LATEST
 
-PEOPLE = "people"
-"""In a checkpoint's ``meta.json`` with ``--adapter-per-person``: the name of each person's version, by mark."""
-NEWEST_VERSIONS = "newest_versions"
-"""Beside it, by mark: the highest number that any version of the person had, a refused one included."""
-STATE_OF_PERSON = "state.json"
-"""In the folder of a person's version: what `slime.backends.trainer.rank` says in a checkpoint's ``meta.json``."""
-
 
 class SavedVersion(NamedTuple):
     """A checkpoint that a run can go back to.

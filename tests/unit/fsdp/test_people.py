@@ -12,10 +12,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from groundwork.checkpoint_names import PEOPLE, STATE_OF_PERSON
 from slime.backends.fsdp_utils.model import adapters_off
 from slime.backends.trainer import people as people_module
 from slime.backends.trainer.micro_batch import RolloutShard
-from slime.checkpoints.versions import PEOPLE, STATE_OF_PERSON
 from slime.exceptions import CheckpointError
 from slime.weight_sync.people import Book, folder_of, people_folder
 from tests.helpers.people_ranks import PLAN, P, Q, R, data_of, start, states, update

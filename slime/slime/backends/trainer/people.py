@@ -26,6 +26,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from groundwork.checkpoint_names import NEWEST_VERSIONS, PEOPLE, STATE_OF_PERSON
 from slime.args import Arguments
 from slime.backends.trainer.backend import PolicyBackend
 from slime.backends.trainer.host_memory import HostCopy
@@ -34,7 +35,7 @@ from slime.backends.trainer.trainable import check_same_adapters, put_adapter
 from slime.checkpoints import checkpoint_folder
 from slime.checkpoints.all_ranks import on_all_ranks, on_rank_zero
 from slime.checkpoints.checkpoint_folder import fresh_folder, replace_folder, unfinished
-from slime.checkpoints.versions import NEWEST_VERSIONS, PEOPLE, STATE_OF_PERSON, checkpoint_folders
+from slime.checkpoints.versions import checkpoint_folders
 from slime.exceptions import CheckpointError
 from slime.utils.hf_checkpoint import DTYPES
 from slime.weight_sync import ADAPTER_NAME, Sent, maker

@@ -25,6 +25,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import torch
 import torch.distributed as dist
 
+from groundwork.checkpoint_names import PEOPLE
 from groundwork.start_timeline import TRAINER, Step, mark
 from slime.algorithms.advantages import compute_advantages
 from slime.algorithms.losses.named_values import load_custom_loss
@@ -47,7 +48,7 @@ from slime.backends.trainer.trainable import PATTERNS, check_same_adapters, chec
 from slime.checkpoints import checkpoint_folder
 from slime.checkpoints.all_ranks import on_rank_zero
 from slime.checkpoints.checkpoint_folder import export_hf
-from slime.checkpoints.versions import PEOPLE, superseded, superseded_of_critic
+from slime.checkpoints.versions import superseded, superseded_of_critic
 from slime.exceptions import CheckpointError, TrainerError
 from slime.observability.metric_utils import STEPS
 from slime.utils.hf_checkpoint import DTYPES
