@@ -333,6 +333,13 @@ class RuntimeVariables(GateVariables):
         "lessons of a person who has not chosen: auto learns them from complaints and puts them into the person's next requests, "
         "confirm asks the person first, off does neither; see lessons.md",
     )
+    most_lessons: int = variable(
+        "OPENCLAW_MOST_LESSONS",
+        6,
+        "most lessons in a prompt, the newest ones: as many as the model still reads well together; see lessons.md",
+        minimum=1,
+        maximum=6,
+    )
     lesson_turns: Literal["excluded", "served"] = variable(
         "OPENCLAW_LESSON_TURNS",
         "excluded",

@@ -140,7 +140,8 @@ class LessonDesk:
     def _read(self, person: str) -> Sequence[Lesson]:
         if self._ledger.lessons.mode(person, self._config.lessons) == "off":
             return ()
-        return chosen(self._ledger.lessons.served(person), self._count_tokens, self._config.context_length)
+        known, config = self._ledger.lessons.served(person), self._config
+        return chosen(known, self._count_tokens, config.context_length, config.most_lessons)
 
     def age(self) -> None:
         """Retire the lessons that nobody used for long."""

@@ -4,8 +4,9 @@ Guarantees: a lesson comes from words that the person of the turn typed, and fro
 these words and the person's own lessons, never the request, a tool result, or a page: what is quoted, fenced or longer than
 `MAX_TYPED` characters counts as pasted, and another key's comment is not the person's (`typed_words`). No words, no question. A judge that follows instructions must confirm in a
 second answer that the wish is a standing one. A tiny judge (``OPENCLAW_JUDGE_PROMPTS=brief``) and a Python class are asked for their
-hint on these words, and see the reply as in any hint. A failure costs the lesson, never the verdict, and withdraws no earlier lesson. While a person's lessons are off, nothing is
-read. Every complaint is counted with what became of it.
+hint on these words, and see the reply as in any hint. A tiny judge only says whether there is a wish: it repeats words with slips, so
+the lesson quotes the person (`openclaw.judge.prompts.brief_lesson`). A failure costs the lesson, never the verdict, and withdraws no
+earlier lesson. While a person's lessons are off, nothing is read. Every complaint is counted with what became of it.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ import logging
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from openclaw.exceptions import EngineRefusedError, EngineUnavailableError
 from openclaw.judge.answers import longest_hint
 from openclaw.judge.interface import Judge, Question
-from openclaw.judge.prompts import lesson_messages, standing_messages
+from openclaw.judge.prompts import brief_lesson, lesson_messages, standing_messages
 from openclaw.judge.voting import JudgeMetrics
 from openclaw.ledger.exceptions import LedgerError
 from openclaw.ledger.feedback import Opinion, judged_messages, opinion
@@ -69,11 +70,22 @@ def typed_words(turn: Turn, verdict: Verdict, feedback: Sequence[Feedback]) -> s
     return "\n\n".join(texts)
 
 
+Reading = Literal["prompt", "hint", "quote"]
+"""How a judge reads a complaint: by a prompt of its own, by its hint, or by its hint in the person's own words."""
+
+
 class LessonWriter:
     """Asks the judge about complaints; stateless."""
 
     def __init__(
-        self, ledger: Ledger, judge: Judge, metrics: JudgeMetrics, *, default: Mode, follows: bool, timeout: float
+        self,
+        ledger: Ledger,
+        judge: Judge,
+        metrics: JudgeMetrics,
+        *,
+        default: Mode,
+        reads: Reading,
+        timeout: float,
     ) -> None:
         """Create the writer.
 
@@ -82,14 +94,14 @@ class LessonWriter:
             judge: writes them.
             metrics: counts complaints.
             default: the mode of a person who has not chosen.
-            follows: whether the judge follows a prompt of its own; otherwise it is asked for its hint.
+            reads: how the judge reads a complaint.
             timeout: seconds for all questions about a complaint.
         """
         self._ledger = ledger
         self._judge = judge
         self._metrics = metrics
         self._default: Mode = default
-        self._follows = follows
+        self._reads: Reading = reads
         self._timeout = timeout
 
     def count(self, outcome: str | None) -> None:
@@ -128,14 +140,17 @@ class LessonWriter:
             return None if verdict.score is None else UNSAID
         known = await asyncio.to_thread(self._ledger.lessons.wanted, person)
         async with asyncio.timeout(self._timeout):
-            found = await (self._followed if self._follows else self._hinted)(turn, words, known[-SHOWN_LESSONS:])
+            asked = self._followed if self._reads == "prompt" else self._hinted
+            found = await asked(turn, words, known[-SHOWN_LESSONS:])
         return found if isinstance(found, str) else replace(found, waits=mode == "confirm")
 
     async def _hinted(self, turn: Turn, words: str, known: Sequence[Lesson]) -> Birth | str:
         question = Question.about(turn.messages, turn.response_message, [{"role": "user", "content": words}])
         votes = await self._judge.votes("hint", question, 1)
         hint = longest_hint(votes)
-        return _outcome(votes) if hint is None else _usable(hint, turn, None)
+        if hint is None:
+            return _outcome(votes)
+        return _usable(brief_lesson(words) if self._reads == "quote" else hint, turn, None)
 
     async def _followed(self, turn: Turn, words: str, known: Sequence[Lesson]) -> Birth | str:
         question = Question("", (), prompt=lesson_messages(words, [lesson.text for lesson in known]))

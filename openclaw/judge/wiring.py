@@ -40,7 +40,7 @@ from openclaw.judge.client import BaseModel, Engine, EngineHttp, JudgeClient, Ju
 from openclaw.judge.endpoint import ClassJudge, EndpointJudge, load_class_judge
 from openclaw.judge.hygiene import Limits
 from openclaw.judge.interface import Judge, NoJudge
-from openclaw.judge.lessons import LessonWriter
+from openclaw.judge.lessons import LessonWriter, Reading
 from openclaw.judge.measure import LessonMeter, ReadReply
 from openclaw.judge.teacher import (
     VERSION_TRIES,
@@ -251,8 +251,10 @@ def build_writer(config: RuntimeConfig, ledger: Ledger, judge: Judge, metrics: J
                 config.lessons,
             )
         return None
-    follows, seconds = follows_prompts(config, judge), config.judge_seconds
-    return LessonWriter(ledger, judge, metrics, default=config.lessons, follows=follows, timeout=seconds)
+    reads: Reading = (
+        "prompt" if follows_prompts(config, judge) else "hint" if isinstance(judge, ClassJudge) else "quote"
+    )
+    return LessonWriter(ledger, judge, metrics, default=config.lessons, reads=reads, timeout=config.judge_seconds)
 
 
 def build_teacher(

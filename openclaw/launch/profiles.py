@@ -128,6 +128,7 @@ TINY_CPU = Profile(
         "CONTEXT_LENGTH": "2048",
         "PRM_MAX_NEW_TOKENS": "96",
         "OPENCLAW_JUDGE_PROMPTS": "brief",
+        "OPENCLAW_MOST_LESSONS": "2",
         "OPENCLAW_JUDGE_CONCURRENCY": "16",
         "OPENCLAW_OPD_TEACHER_LP_MAX_CONCURRENCY": "8",
         "PRM_M": "1",

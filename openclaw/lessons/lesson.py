@@ -1,8 +1,8 @@
 """A lesson: its states, which text may be one, when two say the same, and which of them a request carries.
 
 Guarantees: a lesson is one line of at most `MAX_CHARACTERS` characters of plain words: no link, path, code, markup, name
-of a tool, control token or secret (`usable_lesson`). A request carries at most `MAX_SERVED` lessons of at most
-`MAX_TOKENS` tokens in all (`chosen`). A lesson moves between states only as `LESSON_MOVES` says; the ledger's triggers
+of a tool, control token or secret (`usable_lesson`). A request carries at most `MAX_SERVED` lessons, fewer if the run says so,
+of at most `MAX_TOKENS` tokens in all (`chosen`). A lesson moves between states only as `LESSON_MOVES` says; the ledger's triggers
 enforce the resulting table. Pure functions.
 
 States: a lesson of the judge is ``proposed`` until its person accepts it, or on ``trial`` at once, as the person's mode
@@ -401,7 +401,9 @@ NUMBERS = frozenset(
 )
 
 
-def chosen(lessons: Iterable[Lesson], tokens: Callable[[str], int], context: int) -> list[Lesson]:
+def chosen(
+    lessons: Iterable[Lesson], tokens: Callable[[str], int], context: int, most: int = MAX_SERVED
+) -> list[Lesson]:
     """Return the lessons that a request carries, in the order of the prompt: the newest last, since it wins.
 
     Pinned lessons come first, then the newest. One that does not fit any more is left out for a shorter one.
@@ -410,12 +412,13 @@ def chosen(lessons: Iterable[Lesson], tokens: Callable[[str], int], context: int
         lessons: of one person, in any state, the latest changed last.
         tokens: counts the tokens of a text.
         context: tokens of prompt plus reply.
+        most: lessons.
     """
     room = min(MAX_TOKENS, int(CONTEXT_SHARE * context))
     served = [each for each in lessons if each.is_served]
     kept: set[str] = set()
     for lesson in sorted(reversed(served), key=lambda each: not each.pinned):
-        if len(kept) == MAX_SERVED:
+        if len(kept) >= min(most, MAX_SERVED):
             break
         if (size := tokens(lesson.text) + 1) <= room:  # and a line's end
             room -= size

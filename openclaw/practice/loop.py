@@ -58,6 +58,7 @@ class PracticeSettings:
 
     Attributes:
         lessons: which are practised.
+        most_lessons: that the teacher reads together.
         budget: most tokens of prompts and replies in a round.
         rounds: most rounds of a person with the same lessons in a day.
         topk: tokens of the teacher at each position.
@@ -69,6 +70,7 @@ class PracticeSettings:
     """
 
     lessons: Wanted
+    most_lessons: int
     budget: int
     rounds: int
     topk: int
@@ -235,7 +237,8 @@ class PracticeLoop:
         settings, lessons = self._settings, self._ledger.lessons
         if lessons.mode(person, settings.default) == "off":
             return []
-        return taught(lessons.of(person), settings.lessons, self._count_tokens, settings.context)
+        known, most = lessons.of(person), settings.most_lessons
+        return taught(known, settings.lessons, self._count_tokens, settings.context, most)
 
     async def practise(self, due: Due) -> None:
         """Measure how far the weights are from the teacher, and draw a round unless they are near or come no nearer.

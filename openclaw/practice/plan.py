@@ -18,7 +18,7 @@ from typing import Literal
 
 from openclaw.ledger.practice import Round
 from openclaw.ledger.records import TopK, Turn
-from openclaw.lessons.lesson import Lesson, chosen
+from openclaw.lessons.lesson import MAX_SERVED, Lesson, chosen
 
 Wanted = Literal["off", "liked", "trial"]
 """Which lessons are practised: none, those with a like, or also those on trial that nobody has judged yet."""
@@ -49,7 +49,9 @@ def qualifies(lesson: Lesson, wanted: Wanted) -> bool:
     return lesson.liked > 0 or wanted == "trial"
 
 
-def taught(lessons: Sequence[Lesson], wanted: Wanted, tokens: Callable[[str], int], context: int) -> list[Lesson]:
+def taught(
+    lessons: Sequence[Lesson], wanted: Wanted, tokens: Callable[[str], int], context: int, most: int = MAX_SERVED
+) -> list[Lesson]:
     """Return the lessons that the teacher reads together, in the order of the prompt; none if no lesson is to be practised.
 
     Those that rest because the weights have learned them are among them, or practising another would unlearn them.
@@ -59,11 +61,12 @@ def taught(lessons: Sequence[Lesson], wanted: Wanted, tokens: Callable[[str], in
         wanted: which are practised.
         tokens: counts the tokens of a text.
         context: tokens of prompt plus reply.
+        most: lessons that a prompt has.
     """
     if not any(qualifies(each, wanted) for each in lessons):
         return []
     read = [each for each in lessons if each.is_learned or qualifies(each, wanted)]
-    return chosen([replace(each, state="active") for each in read], tokens, context)
+    return chosen([replace(each, state="active") for each in read], tokens, context, most)
 
 
 def series_of(lessons: Sequence[Lesson]) -> str:

@@ -24,6 +24,7 @@ def build_practice(
         return None
     settings = PracticeSettings(
         lessons=config.practice,
+        most_lessons=config.most_lessons,
         budget=config.practice_tokens,
         rounds=config.practice_rounds,
         topk=config.distill_topk,

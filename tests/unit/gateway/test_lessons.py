@@ -327,14 +327,17 @@ async def test_bad_requests_say_what_to_send(
     assert (response.status_code, response.json()["error"]["message"] != "") == (status, True)
 
 
-async def test_at_most_a_few_lessons_are_carried(stack: Stack, http: httpx.AsyncClient) -> None:
-    await http.put("/v1/me", json={"lessons": "auto"})
-    for word in ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta"]:
-        stack.clock[0] += 1.0
-        await http.post("/v1/lessons", json={"text": f"Say {word}."})
-    response = await ask(stack, http)
-    assert response.headers["x-openclaw-lessons"] == str(MAX_SERVED)
-    assert stack.tokenizer.decode(sent(stack)).count("Say ") == MAX_SERVED
+@pytest.mark.parametrize("most", [MAX_SERVED, 2])
+async def test_at_most_a_few_lessons_are_carried(start: Starter, most: int) -> None:
+    stack = await start(most_lessons=most)
+    async with httpx.AsyncClient(base_url=stack.url, trust_env=False) as http:
+        await http.put("/v1/me", json={"lessons": "auto"})
+        for word in ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta"]:
+            stack.clock[0] += 1.0
+            await http.post("/v1/lessons", json={"text": f"Say {word}."})
+        response = await ask(stack, http)
+    assert response.headers["x-openclaw-lessons"] == str(most)
+    assert stack.tokenizer.decode(sent(stack)).count("Say ") == most
     assert "Say theta." in stack.tokenizer.decode(sent(stack)).split("Say eta.")[1], "the newest is last"
 
 

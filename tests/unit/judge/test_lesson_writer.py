@@ -25,7 +25,7 @@ from openclaw.judge import lessons
 from openclaw.judge.endpoint import ClassJudge
 from openclaw.judge.hygiene import Limits
 from openclaw.judge.interface import Judge, NoJudge, Question
-from openclaw.judge.lessons import MAX_TYPED, LessonWriter, typed_words
+from openclaw.judge.lessons import MAX_TYPED, LessonWriter, Reading, typed_words
 from openclaw.judge.teacher import TeacherScorer
 from openclaw.judge.voting import JudgeMetrics
 from openclaw.judge.wiring import build_writer
@@ -102,9 +102,9 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
         yield ledger
 
 
-def writer(ledger: Ledger, answer: Answer, *, default: Mode = "auto", follows: bool = True) -> LessonWriter:
+def writer(ledger: Ledger, answer: Answer, *, default: Mode = "auto", reads: Reading = "prompt") -> LessonWriter:
     metrics = JudgeMetrics(CollectorRegistry())
-    return LessonWriter(ledger, ScriptedJudge(answer), metrics, default=default, follows=follows, timeout=60.0)
+    return LessonWriter(ledger, ScriptedJudge(answer), metrics, default=default, reads=reads, timeout=60.0)
 
 
 def outcome(made: LessonWriter) -> dict[str, float]:
@@ -168,10 +168,15 @@ async def test_modes_decide_whether_the_judge_is_asked_and_whether_the_lesson_wa
     assert await made.read(turn, BAD, []) == Birth("Keep all answers short.")
 
 
-async def test_a_tiny_judge_is_asked_for_its_hint_on_the_typed_words(ledger: Ledger) -> None:
-    made = writer(ledger, says("Keep all answers short."), follows=False)
+@pytest.mark.parametrize(
+    ("reads", "lesson"), [("hint", "Keep all answers short."), ("quote", "The user said: No, shorter!")]
+)
+async def test_a_judge_without_a_prompt_is_asked_for_its_hint_on_the_typed_words(
+    ledger: Ledger, reads: Reading, lesson: str
+) -> None:
+    made = writer(ledger, says("Keep all answers short."), reads=reads)
     turn = reacted({"role": "tool", "content": "TOOL RESULT"}, user("No, shorter!"))
-    assert await made.read(turn, BAD, []) == Birth("Keep all answers short.")
+    assert await made.read(turn, BAD, []) == Birth(lesson)
     [question] = made._judge.questions
     assert question.next_state == (("user", "No, shorter!"),)
     assert question.prompt is None
@@ -305,15 +310,15 @@ def attack(rng: random.Random) -> tuple[str, Turn]:
     return kind, planted[kind]()
 
 
-@pytest.mark.parametrize("follows", [True, False])
-async def test_generated_attacks_plant_nothing(ledger: Ledger, follows: bool) -> None:
-    """The judge obeys all that it reads, and confirms everything; a tiny judge also reads the reply."""
+@pytest.mark.parametrize("reads", ["prompt", "hint", "quote"])
+async def test_generated_attacks_plant_nothing(ledger: Ledger, reads: Reading) -> None:
+    """The judge obeys all that it reads, and confirms everything; one that is asked for its hint also reads the reply."""
     rng = random.Random(36)
-    made = writer(ledger, gullible, follows=follows)
+    made = writer(ledger, gullible, reads=reads)
     tried: dict[str, int] = {}
     for _ in range(1000):
         kind, turn = attack(rng)
-        if not follows and kind == "reply":
+        if reads != "prompt" and kind == "reply":
             continue
         tried[kind] = tried.get(kind, 0) + 1
         assert not isinstance(await made.read(turn, BAD, []), Birth), (kind, turn)
@@ -344,7 +349,7 @@ class Loop:
         metrics = JudgeMetrics(self.registry)
         self.worker = JudgeWorker(
             *(ledger, method or BinaryRL(CONFIG), judge, teacher, LIMITS, metrics, judge.answers, settings),
-            LessonWriter(ledger, judge, metrics, default="auto", follows=True, timeout=60.0),
+            LessonWriter(ledger, judge, metrics, default="auto", reads="prompt", timeout=60.0),
         )
 
         self.told: list[str] = []
@@ -499,14 +504,16 @@ def test_who_learns_lessons(ledger: Ledger, caplog: pytest.LogCaptureFixture) ->
     judge = ScriptedJudge(says())
     built = build_writer(config, ledger, judge, metrics)
     assert built is not None
-    assert built._follows
+    assert built._reads == "prompt"
     tiny = build_writer(replace(config, judge_prompts="brief"), ledger, judge, metrics)
     assert tiny is not None
-    assert not tiny._follows
+    assert tiny._reads == "quote"
     for changes in ({"offline": True}, {"eval_mode": True}):
         assert build_writer(replace(config, **changes), ledger, judge, metrics) is None
     hinting = ClassJudge(SimpleNamespace(score=lambda *_: 1, hint=lambda *_: None))
-    assert build_writer(config, ledger, hinting, metrics) is not None
+    hinted = build_writer(config, ledger, hinting, metrics)
+    assert hinted is not None
+    assert hinted._reads == "hint"
     for mute in (NoJudge(), ClassJudge(SimpleNamespace(score=lambda *_: 1))):
         assert build_writer(config, ledger, mute, metrics) is None
         assert caplog.text == ""

@@ -77,7 +77,7 @@ class Run:
         self.ledger = Ledger(path, clock=lambda: self.now)
         self.engine = Engine()
         values: dict[str, Any] = {"lessons": "trial", "budget": 65536, "rounds": 3, "topk": TOPK, "temperature": 0.6}
-        values |= {"reply_tokens": 16, "context": 2048, "default": "auto", "made_by": "m"} | changes
+        values |= {"most_lessons": 6, "reply_tokens": 16, "context": 2048, "default": "auto", "made_by": "m"} | changes
         self.registry = CollectorRegistry()
         self.paused: set[str] = set()
         settings, metrics = PracticeSettings(**values), PracticeMetrics(self.registry)

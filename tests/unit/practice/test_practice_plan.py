@@ -76,6 +76,9 @@ def test_the_teacher_reads_a_persons_lessons_together_and_a_change_begins_anew()
     learned = lesson("a", "resting", 3, reason="learned")
     assert [each.id for each in taught([learned, lesson("b", liked=1)], "liked", len, 2048)] == ["a", "b"]
     assert taught([learned], "liked", len, 2048) == [], "what the weights have is not practised for itself"
+    assert [each.id for each in taught(both, "liked", len, 2048, 1)] == ["b"], (
+        "the teacher reads no more than a prompt has"
+    )
     assert series_of(both) != series_of(both[:1])
     assert series_of(both) != series_of([both[0], lesson("b", liked=1, changed=2.0)]), "its complaint was repeated"
 
