@@ -113,7 +113,7 @@ class Due:
         series: their digest.
         rounds: those with the same lessons.
         practised: turns whose prompts may be practised.
-        heldout: turns whose prompts measure it.
+        heldout: turns whose prompts measure it; none if the person has a single prompt.
     """
 
     person: str
@@ -230,7 +230,7 @@ class PracticeLoop:
         longest = min(settings.context, settings.budget) - 1
         names = [lesson.id for lesson in lessons]
         practised, heldout = ledger.practices.prompts(person, names, PROMPTS, longest)
-        return Due(person, now, lessons, series, rounds, practised, heldout) if practised and heldout else None
+        return Due(person, now, lessons, series, rounds, practised, heldout) if practised else None
 
     def _read_now(self, person: str) -> list[Lesson]:
         """Return the lessons that a person's teacher reads now; none if the person's lessons are off."""
@@ -242,6 +242,8 @@ class PracticeLoop:
 
     async def practise(self, due: Due) -> None:
         """Measure how far the weights are from the teacher, and draw a round unless they are near or come no nearer.
+
+        A person with a single prompt practises it unmeasured, so that a first complaint works at once.
 
         Raises:
             EngineUnavailableError: the engine is away; nothing is recorded.
@@ -257,8 +259,10 @@ class PracticeLoop:
 
     async def _practise(self, due: Due) -> None:
         heldout = await self._prompts(due, due.heldout)
-        kl = await self._distance(await self._draw([(prompt, HELDOUT_REPLIES) for prompt in heldout]))
-        self._metrics.kl.observe(kl)
+        kl = None
+        if heldout:
+            kl = await self._distance(await self._draw([(prompt, HELDOUT_REPLIES) for prompt in heldout]))
+            self._metrics.kl.observe(kl)
         outcome = verdict_of(kl, due.rounds, measured=len(heldout) == HELDOUT)
         if outcome != "drawn":
             await self._record(due, outcome, kl)

@@ -93,11 +93,17 @@ def may_begin(rounds: Sequence[Round], now: float, most: int) -> bool:
     return sum(each.at > now - DAY and each.outcome in ("drawn", "failed") for each in rounds) < most
 
 
-def verdict_of(kl: float, rounds: Sequence[Round], *, measured: bool = True) -> Literal["drawn", "reached", "stuck"]:
-    """Return what follows from the distance ``kl`` after ``rounds``; ``measured``: on as many held-out prompts as there shall be.
+def verdict_of(
+    kl: float | None, rounds: Sequence[Round], *, measured: bool = True
+) -> Literal["drawn", "reached", "stuck"]:
+    """Return what follows from the distance ``kl`` after ``rounds``; None: nothing is held out yet, so practice goes on.
+
+    ``measured``: on as many held-out prompts as there shall be.
 
     Nothing is reached before the first round, because a single measurement may be of prompts to which the lessons matter little.
     """
+    if kl is None:
+        return "drawn"
     before = [each.kl for each in rounds if each.outcome == "drawn" and each.kl is not None]
     if kl < NEAR and before and measured:
         return "reached"

@@ -168,11 +168,31 @@ def test_other_peoples_turns_probes_episodes_and_side_turns_are_left_alone(tmp_p
     run.turn("picture", messages=[{"role": "user", "content": [picture_part("ab" * 32)]}])
     assert run.practise() is None
     run.turn("own")
-    assert run.practise() is None, "one prompt is too few to practise and to measure"
     run.turn("child", "alice/phone")
     assert run.practise() == "drawn"
     samples = run.ledger.samples.claim(0, 99, origin="practice")
     assert {sample.metadata["turn_id"] for sample in samples} == {"own"}
+    run.ledger.close()
+
+
+def test_a_single_prompt_is_practised_unmeasured_and_then_never_held_out(tmp_path: Path) -> None:
+    """A first complaint works at once, in as many rounds as a day has; the next prompts measure it."""
+    run = Run(tmp_path / "ledger.sqlite")
+    run.ledger.lessons.add(ALICE, "Answer in German.")
+    run.turn("first")
+    for rollout in range(3):
+        assert run.practise() == "drawn"
+        assert run.train(rollout) == 4
+    assert run.practise() is None
+    [kl] = {row["kl"] for row in run.ledger.database.rows("SELECT kl FROM practice_rounds")}
+    assert kl is None
+    run.now += 86401.0
+    run.turn("second")
+    run.turn("third")
+    assert run.practise() == "drawn"
+    assert run.train(3) == 8
+    held = {row["turn_id"] for row in run.ledger.database.rows("SELECT turn_id FROM heldout_prompts")}
+    assert held == {"third"}
     run.ledger.close()
 
 

@@ -103,6 +103,7 @@ def test_rounds_end_near_the_teacher_or_without_a_fall() -> None:
     assert verdict_of(NEAR / 2, [done()], measured=False) == "drawn", "one held-out prompt is too few"
     assert verdict_of(NEAR / 2, []) == "drawn"
     assert verdict_of(1.0, []) == "drawn"
+    assert verdict_of(None, [done(kl=None)], measured=False) == "drawn", "nothing is held out yet"
     assert verdict_of(2.0, [done(kl=1.0)]) == "drawn"
     assert verdict_of(2.0, [done(kl=1.0), done(kl=3.0)]) == "stuck"
     assert verdict_of(0.9, [done(kl=1.0), done(kl=3.0)]) == "drawn"
