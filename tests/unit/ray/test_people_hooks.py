@@ -207,6 +207,21 @@ def test_a_version_that_cannot_be_loaded_gives_way_to_the_one_before_it_and_is_n
         run(partial(test, break_it), tmp_path)
 
 
+def test_a_candidate_that_changed_before_it_was_accepted_does_not_serve(tmp_path: Path) -> None:
+    first, second = version_on_disk(tmp_path, 1, "anna"), version_on_disk(tmp_path, 2, "anna", accepted=False)
+
+    async def test(world: World) -> None:
+        await world.use(second)
+        weights_of(tmp_path, second).write_bytes(save({"lora": torch.zeros(2)}))
+        people.publish(tmp_path, second)
+        taken = await world.use(ANNA)
+        assert taken.name == first
+        assert taken.fallback is not None
+        assert "before it was accepted" in taken.fallback["reason"]
+
+    run(test, tmp_path)
+
+
 def test_without_any_version_that_loads_the_request_fails_and_nothing_else_answers(tmp_path: Path) -> None:
     versions = [version_on_disk(tmp_path, number, "anna") for number in (1, 2)]
 

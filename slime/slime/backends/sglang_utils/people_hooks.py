@@ -178,9 +178,12 @@ class Shelf:
             self._loading.add(loading)
             loading.add_done_callback(self._loaded)
             await asyncio.shield(loading)
+        digest = self._held[name]
+        if sha256 is not None and digest != sha256:
+            raise PeopleError(f"it was loaded with SHA-256 {digest} before it was accepted with {sha256}")
         self._uses[name] += 1
         self._held.move_to_end(name)
-        return Taken(name, adapter_version(name) or "", self._held[name])
+        return Taken(name, adapter_version(name) or "", digest)
 
     def _loaded(self, loading: asyncio.Task[None]) -> None:
         self._loading.discard(loading)
