@@ -12,10 +12,13 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 
 from groundwork.command_line import CommandLine
+from groundwork.paused import WITHOUT_NAME
 from openclaw.gate.versions import RunFolder, open_run
 from openclaw.ledger.exceptions import LedgerError
 from openclaw.ledger.store import Ledger
-from openclaw.runtime.where import add_run
+from openclaw.runtime.where import add_person, add_run
+from openclaw.training.adapters import BASE_VERSION, accepted_versions
+from slime.exceptions import PeopleError
 from slime.updates.rollback import ask_rollback, asked_rollback
 
 POLL_SECONDS = 0.5
@@ -26,6 +29,24 @@ def known_versions(run: RunFolder) -> str:
     """Return the versions that have a checkpoint, as words."""
     versions = list(dict.fromkeys(item.weight_version for item in run.saved()))
     return f"checkpoints have {', '.join(versions)}" if versions else f"there is no checkpoint in {run.save} yet"
+
+
+def why_not(run: RunFolder, version: str, person: str | None) -> str | None:
+    """Return why a run cannot go back to a version, of a person's adapter with ``person``; None if it can."""
+    if person is None:
+        known = [item.weight_version for item in run.saved()]
+        return None if version in known else f"no checkpoint of version {version}; {known_versions(run)}"
+    name, kept = person or WITHOUT_NAME, accepted_versions(run.folder, person)
+    if not kept:
+        return f"no version of the adapter of {name} was accepted in {run.folder}; the base model answers"
+    known = [BASE_VERSION, *(str(each.number) for each in reversed(kept))]
+    if version == known[-1]:
+        return f"version {version} serves {name} already"
+    return (
+        None
+        if version in known
+        else f"no version {version} of the adapter of {name} is kept; there are {', '.join(known)}"
+    )
 
 
 def wait_until_done(run: RunFolder, rollbacks: int, tell: Callable[[str], None]) -> int:
@@ -59,25 +80,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = CommandLine(
         prog="openclaw-rl rollback",
         description="Let an earlier version of a run's weights serve again; training goes on from there.",
-        epilog="The version must have a checkpoint: openclaw-rl versions RUN shows which have one.",
+        epilog="The version must have a checkpoint, or a person's one must still be on disk: openclaw-rl versions RUN shows which do.",
     )
     add_run(parser)
+    add_person(parser, "let an earlier version of this person's adapter serve the person again; version 0 is the base")
     parser.add_argument("--to", required=True, metavar="V", help="version of the weights")
     options = parser.parse_args(argv)
     try:
         run = open_run(options.run)
-        if options.to not in [item.weight_version for item in run.saved()]:
-            print(f"no checkpoint of version {options.to}; {known_versions(run)}", file=sys.stderr)
+        if problem := why_not(run, options.to, options.person):
+            print(problem, file=sys.stderr)
             return 2
         with closing(Ledger(run.ledger)) as ledger:
             rollbacks = len(ledger.decisions.all("AND kind = 'rollback'"))
-        ask_rollback(run.folder, options.to)
+        ask_rollback(run.folder, options.to, options.person)
         if not run.is_up():
             print(f"the run in {run.folder} is down; it goes back to version {options.to} when it is resumed")
             return 0
         print(f"asked the run to go back to version {options.to}", flush=True)
         return wait_until_done(run, rollbacks, lambda line: print(line, flush=True))
-    except LedgerError as error:
+    except (LedgerError, PeopleError) as error:
         print(error, file=sys.stderr)
         return 2
 

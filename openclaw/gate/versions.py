@@ -12,7 +12,7 @@ import re
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -38,7 +38,9 @@ from openclaw.runtime.where import (
     find_ledger,
     gate_command,
 )
+from openclaw.training.adapters import accepted_versions
 from slime.checkpoints.versions import SavedVersion, saved_versions
+from slime.exceptions import PeopleError
 from slime.updates.rollback import asked_rollback
 
 SAVE_LOCK = "save.lock"
@@ -147,27 +149,40 @@ class Version:
     person: str | None = None
 
 
-def versions_of(ledger: Ledger, checkpoints: Sequence[str], person: str | None = None) -> list[Version]:
+def versions_of(
+    ledger: Ledger,
+    checkpoints: Sequence[str],
+    person: str | None = None,
+    kept: Callable[[str], Collection[str]] = lambda person: (),
+) -> list[Version]:
     """Return the versions of a run, oldest first: those that the gate decided about, and steps without a decision.
 
     With an adapter per person, of everybody's adapters, or of that of ``person``.
+
+    Args:
+        ledger: of the run.
+        checkpoints: versions of everybody's weights that have a checkpoint.
+        person: whose; None: everybody's.
+        kept: versions of a person's adapter that are on disk.
     """
     decisions = [each for each in ledger.decisions.all() if person is None or each.person == person]
     steps = [each for each in ledger.views.step_records() if person is None or each["person"] == person]
     serving = {each: ledger.samples.live_weight_version(each) for each in {step["person"] for step in steps}}
     decided = {(decision.rollout_id, decision.weight_version) for decision in decisions}
-    rows = [_version(decision, checkpoints, serving.get(decision.person)) for decision in decisions]
+    people = {decision.person for decision in decisions} | serving.keys()
+    there = {each: checkpoints if each is None else kept(each) for each in people}
+    rows = [_version(each, there[each.person], serving.get(each.person)) for each in decisions]
     for step in steps:
         if (step["rollout_id"], step["weight_version"]) not in decided:
             record = DecisionRecord(
                 0, step["rollout_id"], "step", step["weight_version"], "no gate decided", decided_at=step["trained_at"]
             )
             live = replace(record, live_at=step["live_at"], samples=step["samples"], person=step["person"])
-            rows.append(_version(live, checkpoints, serving[step["person"]]))
+            rows.append(_version(live, there[live.person], serving[live.person]))
     return sorted(rows, key=lambda row: row.decided_at)
 
 
-def _version(record: DecisionRecord, checkpoints: Sequence[str], serving: str | None) -> Version:
+def _version(record: DecisionRecord, checkpoints: Collection[str], serving: str | None) -> Version:
     serves = record.kind in ("step", "rollback", "start") and record.weight_version == serving
     return Version(
         version=record.weight_version,
@@ -234,7 +249,10 @@ def refusal_lines(versions: Sequence[Version]) -> Iterator[str]:
 
 def show(run: RunFolder, ledger: Ledger, *, as_json: bool, person: str | None = None) -> None:
     """Print the versions of a run, or of a person's adapter in it."""
-    versions = versions_of(ledger, [item.weight_version for item in run.saved()], person)
+    saved = [item.weight_version for item in run.saved()]
+    versions = versions_of(
+        ledger, saved, person, lambda each: [str(kept.number) for kept in accepted_versions(run.folder, each)]
+    )
     fewest = run.bounds().gate_offer
     offers = [(each, ledger.decisions.offer(fewest, each)) for each in (person, *people_with_offers(ledger, fewest))]
     offers = [(each, offer) for each, offer in offers if offer is not None and (person is None or each == person)]
@@ -243,11 +261,10 @@ def show(run: RunFolder, ledger: Ledger, *, as_json: bool, person: str | None = 
     note = asked_rollback(run.folder)
     asked = None if note is None else note.version
     if as_json:
-        print(
-            json.dumps(
-                {"versions": [asdict(version) for version in versions], "offer": offered, "asked": asked}, indent=2
-            )
-        )
+        rows = [asdict(version) for version in versions]
+        for row in rows if person is None and not any(row["person"] is not None for row in rows) else ():
+            del row["person"]
+        print(json.dumps({"versions": rows, "offer": offered, "asked": asked}, indent=2))
         return
     if not versions:
         print(f"{run.folder} has taken no step yet, so it serves the weights it started with")
@@ -276,7 +293,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         run = open_run(options.run)
         with closing(Ledger(run.ledger)) as ledger:
             show(run, ledger, as_json=options.json, person=options.person)
-    except (ConfigError, LedgerError) as error:
+    except (ConfigError, LedgerError, PeopleError) as error:
         print(error, file=sys.stderr)
         return 2
     return 0

@@ -17,6 +17,9 @@ from groundwork.private_files import private_folder
 from slime.weight_sync import people
 from slime.weight_sync.people import Version
 
+BASE_VERSION = "0"
+"""The version of a person who has no accepted adapter: the base model's."""
+
 
 def accepted_versions(run_dir: str | Path, person: str) -> tuple[Version, ...]:
     """Return the accepted versions of a person's adapter that are on disk, newest first.

@@ -37,7 +37,7 @@ from openclaw.owners import owner_of, root
 from openclaw.runtime.process import RuntimeSupervisor
 from openclaw.runtime.start import start_runtime
 from openclaw.runtime.where import RUNTIME_LOG_NAME, chat_command, inspect_command, ledger_path, shown_path
-from openclaw.training.adapters import forget_adapter
+from openclaw.training.adapters import BASE_VERSION, forget_adapter
 from openclaw.training.live import LiveRollout
 from openclaw.training.live_arguments import check_arguments, per_person
 from openclaw.training.pace import Due, Pace, PaceSettings
@@ -58,8 +58,6 @@ PROGRESS_SECONDS = 10.0
 POLL_SECONDS = 0.2
 LEDGER_PAUSE_SECONDS = 2.0
 STALE = "stale"
-BASE_VERSION = "0"
-"""The version of a person who has no adapter yet."""
 T = TypeVar("T")
 
 
