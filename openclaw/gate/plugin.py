@@ -39,7 +39,6 @@ from openclaw.ledger.decisions import SERVING, UNUSED, DecisionRecord
 from openclaw.ledger.store import Ledger
 from openclaw.ledger.views import ServedTurn
 from openclaw.runtime.where import gate_command, ledger_path
-from openclaw.training.live_arguments import per_person
 from openclaw.training.rollout import until_available, uses_ledger
 from slime.args import Arguments
 from slime.rollout.before_push import Answer, Canary, CanaryEndedError, Decision, Policies, Probe
@@ -288,7 +287,7 @@ class Gate:
         """Ask both versions, decide, and record the decision."""
         started = time.monotonic()
         ledger, bounds, person = self._ledger, self._bounds, None
-        if per_person(self._args):
+        if self._args.adapter_per_person:
             person = patiently(lambda: ledger.samples.person_of(rollout_id))
             if person is None:
                 return Decision(False, "the samples of its batch were deleted meanwhile")

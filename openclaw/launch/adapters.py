@@ -13,15 +13,15 @@ from collections.abc import Iterator
 from typing import Literal, get_args
 
 from slime.args import Arguments
+from slime.arguments.memory_budget.budget import PEOPLE_PER_BATCH
 from slime.arguments.memory_budget.gpu import GIB
 from slime.arguments.memory_budget.shape import policy_shape
 
 Adapters = Literal["off", "shared", "per-owner"]
 OFF, SHARED, PER_OWNER = get_args(Adapters)
 MIB = 2**20
-SERVED, HELD, TRAINED, KEPT = 33, 128, 32, 4
-"""Versions that a batch of an engine may have, the base among them, and that it holds in main memory; people whose state the
-trainer holds there; accepted versions of a person that stay on disk."""
+HELD, KEPT = 128, 4
+"""Versions that an engine holds in main memory, and accepted versions of a person that stay on disk."""
 WEIGHT, STATE = 2, 12
 """Bytes per parameter of an adapter as engines read it, and of its float32 weights and moments."""
 SHOWN_PEOPLE = 100
@@ -41,8 +41,6 @@ def adapter_problems(choice: object, args: Arguments, *, task: bool) -> Iterator
         yield f"ADAPTERS={choice} needs LoRA; add USE_LORA=1, or set ADAPTERS=off"
     if choice == PER_OWNER and task:
         yield f"ADAPTERS={choice} is for conversations, whose keys say whose they are; set ADAPTERS=shared for a task"
-    elif choice == PER_OWNER:
-        yield f"ADAPTERS={choice} is not complete in this version, which serves and trains one adapter; set ADAPTERS=shared"
 
 
 def adapter_lines(choice: object, args: Arguments) -> Iterator[str]:
@@ -51,16 +49,16 @@ def adapter_lines(choice: object, args: Arguments) -> Iterator[str]:
     if choice != PER_OWNER or shape is None or not args.use_lora:
         return
     each = shape.adapters(args.lora_rank)
-    served, held, trained = (
-        count * size * each / GIB for count, size in ((SERVED, WEIGHT), (HELD, WEIGHT), (TRAINED, STATE))
-    )
+    trained = args.people_in_memory
+    sizes = ((PEOPLE_PER_BATCH, WEIGHT), (HELD, WEIGHT), (trained, STATE))
+    of_batch, of_held, of_trained = (count * size * each / GIB for count, size in sizes)
     of_person = (KEPT + 1) * (WEIGHT + STATE) * each
     yield (
         f"adapters one per person, of {each / 1e6:.1f} million parameters ({WEIGHT * each / MIB:.1f} MiB): an engine answers "
-        f"with {SERVED} in a batch ({served:.1f} GiB of its GPUs) and holds {HELD} in main memory ({held:.1f} GiB)"
+        f"with {PEOPLE_PER_BATCH} in a batch ({of_batch:.1f} GiB of its GPUs) and holds {HELD} in main memory ({of_held:.1f} GiB)"
     )
     yield (
-        f"         the trainer holds {TRAINED} people in main memory ({trained:.1f} GiB); on disk a person takes "
+        f"         the trainer holds {trained} people in main memory ({of_trained:.1f} GiB); on disk a person takes "
         f"{of_person / MIB:.0f} MiB with {KEPT} accepted versions and one that is decided, {SHOWN_PEOPLE} people "
         f"{SHOWN_PEOPLE * of_person / GIB:.1f} GiB"
     )

@@ -16,6 +16,7 @@ from groundwork.variables import Value
 from openclaw.config.method_config import MethodConfig
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.config.runtime_variables import GATE_PATH
+from openclaw.launch.adapters import PER_OWNER
 from openclaw.launch.logs import CORRECTED
 from openclaw.launch.methods import HOME
 from openclaw.launch.profiles import Profile
@@ -91,6 +92,7 @@ VARIABLE_OF_FLAG = {
     "lora-rank": "LORA_RANK",
     "lora-alpha": "LORA_ALPHA",
     "lora-dropout": "LORA_DROPOUT",
+    "adapter-per-person": "ADAPTERS",
     "use-wandb": "USE_WANDB",
     "wandb-project": "WANDB_PROJECT",
     "rotary-base": "MODEL_ARGS_ROTARY_BASE",
@@ -359,6 +361,7 @@ def _lora_flags(values: Mapping[str, Value]) -> Words:
     return [
         *("--use-lora", "--lora-rank", values["lora_rank"], "--lora-alpha", values["lora_alpha"]),
         *("--lora-dropout", values["lora_dropout"]),
+        *(["--adapter-per-person"] if values["adapters"] == PER_OWNER else []),
     ]
 
 

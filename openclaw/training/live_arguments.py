@@ -48,11 +48,6 @@ def check_arguments(args: Arguments, method_path: str) -> None:
         )
 
 
-def per_person(args: Arguments) -> bool:
-    """Return whether each person's replies come from an adapter of their own, which their batches alone train."""
-    return bool(dict(vars(args)).get("adapter_per_person"))
-
-
 def practice_problem(args: Arguments, practice: str) -> str | None:
     """Return why a run cannot practise lessons, and what to type; None if it can, or need not.
 

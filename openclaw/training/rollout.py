@@ -39,7 +39,7 @@ from openclaw.runtime.start import start_runtime
 from openclaw.runtime.where import RUNTIME_LOG_NAME, chat_command, inspect_command, ledger_path, shown_path
 from openclaw.training.adapters import BASE_VERSION, forget_adapter
 from openclaw.training.live import LiveRollout
-from openclaw.training.live_arguments import check_arguments, per_person
+from openclaw.training.live_arguments import check_arguments
 from openclaw.training.pace import Due, Pace, PaceSettings
 from slime.args import Arguments
 from slime.exceptions import DataUsedError
@@ -82,7 +82,7 @@ class LedgerDataSource(DataSource):
         self.judge_errors = JudgeErrors(self.ledger, str(Path(args.run_dir) / RUNTIME_LOG_NAME))
         self.refusals = int(RuntimeVariables.declared("person_refusals").read(os.environ)[0] or 0)
         self.pace_settings = PaceSettings.from_env()
-        self.per_person = per_person(args)
+        self.per_person = args.adapter_per_person
         self.pace = Pace(
             self.ledger,
             args.run_dir,

@@ -5,11 +5,14 @@ from __future__ import annotations
 import pytest
 
 from groundwork.exceptions import ConfigError
-from openclaw.launch.adapters import PER_OWNER, adapter_lines
+from openclaw.launch.adapters import HELD, KEPT, PER_OWNER, adapter_lines
 from openclaw.launch.plan import Plan, Recipe
 from openclaw.launch.profiles import GPU8
 from openclaw.launch.report import describe
 from openclaw.launch.resolve import make_plan
+from slime.arguments.memory_budget.budget import PEOPLE_PER_BATCH
+from slime.backends.sglang_utils.server_args import HELD_PEOPLE, PEOPLE_OPTIONS
+from slime.weight_sync import people
 
 
 def plan_of(**environment: str) -> Plan:
@@ -31,6 +34,14 @@ def test_off_and_shared_change_nothing() -> None:
 @pytest.mark.parametrize("choice", ["shared", "per-owner"])
 def test_adapters_need_lora(choice: str) -> None:
     assert f"ADAPTERS={choice} needs LoRA; add USE_LORA=1, or set ADAPTERS=off" in of_adapters(plan_of(ADAPTERS=choice))
+
+
+def test_an_adapter_per_person_is_a_flag_of_the_trainer() -> None:
+    plan = plan_of(ADAPTERS="per-owner", USE_LORA="1")
+    assert of_adapters(plan) == []
+    assert plan.args.adapter_per_person
+    assert PEOPLE_OPTIONS["max_loras_per_batch"] == PEOPLE_PER_BATCH
+    assert (HELD_PEOPLE, people.KEPT) == (HELD, KEPT)
 
 
 def test_another_word_is_refused() -> None:

@@ -116,6 +116,8 @@ def _halves(number: int, least: int) -> Iterator[int]:
 # `mamba_full_memory_ratio`, `SGLANG_LOGPROB_CHUNK_SIZE`.
 MIB_PER_DECODE_SIZE, MIB_PER_PREFILL_SIZE = 2, 8
 ADAPTERS_PER_BATCH, STATE_RATIO, SCORED_ROWS = 8, 0.9, 2048
+PEOPLE_PER_BATCH = 33
+"""Versions that a batch of an engine may have with an adapter per person, the base among them."""
 FRACTION = 0.88
 """Default ``--mem-fraction-static``; SGLang computes about this value for 80 GiB GPUs."""
 ATTENTION_WORKSPACE = 0.4 * GIB
@@ -155,7 +157,12 @@ def engine_plan(
         weights, values = shape.bytes_in_nf4(element), element * shape.largest_linear
     adapters = 0.0
     if role == "rollout" and args.update_weight_mode == "adapter":
-        adapters = 2 * ADAPTERS_PER_BATCH * shape.adapters(args.lora_rank) / ranks
+        adapters = (
+            2
+            * (PEOPLE_PER_BATCH if args.adapter_per_person else ADAPTERS_PER_BATCH)
+            * shape.adapters(args.lora_rank)
+            / ranks
+        )
     chunk, batch = _sizes(args, capacity, tensor)
     graphs = _graph_bytes(args, chunk, batch)
     work = (
@@ -454,6 +461,8 @@ def _layers_line(layers: Mapping[str, int], total: int, reason: str | None, held
 def checkpoint_bytes(args: Arguments, shape: Shape) -> float:
     """Return the bytes of one checkpoint of policy, critic and moving reference."""
     whole = shape.parameters + shape.tower
+    if args.adapter_per_person:
+        return float(2**20)  # it names everybody's versions, whose folders have the weights
     if args.use_lora:
         return 14.0 * shape.adapters(args.lora_rank)  # includes the adapter in PEFT's format
     item = 14 if args.train_backend == "megatron" else 12
