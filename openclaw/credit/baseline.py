@@ -6,7 +6,7 @@ over the last n <= `WINDOW` rewards of the same owner and role (``user`` or ``to
 is compared with the replies to the same person before it, and a strict person's replies are pushed down no further than a
 lenient one's. p is the baseline of the other owners' rewards among the last `WINDOW` of the role, computed in the same way
 with p = 0: a new person begins with what others usually say, and `PRIOR` rewards of p keep the first few of its own from
-deciding b. The prior fades until the window is full: if all rewards are equal, the advantage then is exactly 0, and an
+deciding b. With an adapter per person the others' replies come from other weights, so p = 0 there. The prior fades until the window is full: if all rewards are equal, the advantage then is exactly 0, and an
 optimizer that scales its steps has nothing to scale.
 
 Guarantees: a sample's baseline is fixed when its verdict is committed, in the same transaction, so it survives any
@@ -40,10 +40,10 @@ def mean_of(rewards: Sequence[float], prior: float = 0.0) -> float:
     return (sum(rewards) + weight * prior) / (count + weight)
 
 
-def baseline_of(ledger: Ledger, owner: str, role: str) -> float:
-    """Return the baseline of the next reward that ``role`` gives in a session of ``owner``."""
+def baseline_of(ledger: Ledger, owner: str, role: str, *, alone: bool = False) -> float:
+    """Return the baseline of the next reward that ``role`` gives in a session of ``owner``; ``alone``: without a prior of others."""
     own = ledger.samples.earlier_rewards(owner, role, WINDOW)
-    if len(own) == WINDOW:
+    if len(own) == WINDOW or alone:
         return mean_of(own)
     return mean_of(own, mean_of(ledger.samples.rewards_of_others(owner, role, WINDOW)))
 
@@ -57,22 +57,30 @@ def record_judged(
     feedback_seen: int | None = None,
     next_state_seen: Sequence[Message] | None = None,
     made_by: str | None = None,
+    *,
+    alone: bool = False,
 ) -> None:
-    """Commit a verdict with its samples and their baselines; see `openclaw.ledger.judging.Judging.record`."""
+    """Commit a verdict with its samples and their baselines; see `openclaw.ledger.judging.Judging.record` and `baseline_of`."""
     with ledger.transaction():
         rewards: list[ReactionReward | None] = []
         if samples:
             session_id, following = ledger.judging.reaction(turn_id)
-            samples, rewards = compared(ledger, samples, verdict, following, root(owner_of(session_id)))
+            samples, rewards = compared(ledger, samples, verdict, following, root(owner_of(session_id)), alone=alone)
         ledger.judging.record(turn_id, verdict, samples, reason, feedback_seen, next_state_seen, made_by, rewards)
 
 
 def compared(
-    ledger: Ledger, samples: Sequence[Sample], verdict: Verdict, next_state: Sequence[Message], owner: str
+    ledger: Ledger,
+    samples: Sequence[Sample],
+    verdict: Verdict,
+    next_state: Sequence[Message],
+    owner: str,
+    *,
+    alone: bool = False,
 ) -> tuple[list[Sample], list[ReactionReward | None]]:
     """Return a turn's samples with their baselines in the metadata, and what later baselines count of each."""
     role = next_state_role(next_state)
-    baseline = baseline_of(ledger, owner, role)
+    baseline = baseline_of(ledger, owner, role, alone=alone)
     if verdict.score_source == "rule":
         baseline = max(baseline, 0.0)
     results: list[Sample] = []

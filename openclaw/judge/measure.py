@@ -128,6 +128,7 @@ class LessonMeter:
         default: Mode,
         judge: tuple[Judge, ReadReply] | None,
         on_moved: Callable[[str], None],
+        per_person: bool = False,
     ) -> None:
         """Create the meter.
 
@@ -141,6 +142,7 @@ class LessonMeter:
             default: the mode of a person who has not chosen.
             judge: one that follows instructions, and how it gets a reply's text; None: the base model scores.
             on_moved: called with a person whose lessons have moved.
+            per_person: whether each person has an adapter, whose updates are this person's alone.
         """
         self._ledger = ledger
         self._policy = policy
@@ -151,9 +153,10 @@ class LessonMeter:
         self._default: Mode = default
         self._judge = judge
         self._on_moved = on_moved
+        self._per_person = per_person
         self._slots = asyncio.Semaphore(TOGETHER)
         self._base_answers: bool | None = None
-        self._measured: tuple[str, float] | None = None
+        self._measured: dict[str, tuple[str, float]] = {}
         self._done: set[str] = set()
         self._tries: Counter[str] = Counter()
 
@@ -178,14 +181,16 @@ class LessonMeter:
         Raises:
             EngineUnavailableError: the engine is away, or the weights changed meanwhile.
         """
-        live = await asyncio.to_thread(self._ledger.samples.live_update)
-        if live is None:
-            return
-        if live != self._measured:
-            self._measured, self._done, self._tries = live, set(), Counter()
-        version, _ = live
         people = await asyncio.to_thread(self._ledger.lessons.measurable)
         for person, lessons in people.items():
+            whose = person if self._per_person else None
+            live = await asyncio.to_thread(self._ledger.samples.live_update, whose)
+            if live is None:
+                continue
+            if live != self._measured.get(person):
+                self._measured[person], self._tries[person] = live, 0
+                self._done.discard(person)
+            version, _ = live
             if person in self._done:
                 continue
             self._tries[person] += 1

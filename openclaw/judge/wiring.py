@@ -215,6 +215,7 @@ def build_judge_loop(
             trains_lessoned=config.lesson_turns == "served",
             gate_share=config.gate_share,
             attempts=config.judge_attempts,
+            per_person=config.adapter_per_person,
         ),
         build_writer(config, ledger, judge, metrics),
     )
@@ -230,6 +231,7 @@ def build_judge_loop(
             default=config.lessons,
             judge=(judge, read_reply) if follows_prompts(config, judge) else None,
             on_moved=lambda person: worker.on_lessons(person),
+            per_person=config.adapter_per_person,
         )
     return JudgeLoop(worker, asked, plan.student_topk, scorer, meter)
 

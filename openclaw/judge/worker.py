@@ -75,6 +75,7 @@ class WorkerSettings:
         trains_lessoned: whether turns whose prompt had lessons are trained on the prompt that was served.
         gate_share: share of the turns that become probes of the gate (`openclaw.ledger.probes`).
         attempts: failed attempts after which a turn is given up, unless an engine is away.
+        per_person: whether each person has an adapter, so that rewards are compared with the same person's alone.
         poll_seconds: how often the worker polls the ledger without a call of `JudgeWorker.notify`.
         first_pause: seconds before the first retry of a failed turn, doubled for each further one.
         longest_pause: upper bound of that pause, seconds.
@@ -86,6 +87,7 @@ class WorkerSettings:
     quorum: float = RuntimeVariables.judge_quorum
     made_by: str | None = None
     trains_lessoned: bool = False
+    per_person: bool = False
     gate_share: float = 0.0
     attempts: int = RuntimeVariables.judge_attempts
     poll_seconds: float = 0.5
@@ -300,6 +302,7 @@ class JudgeWorker:
             record_judged(
                 *(self._ledger, turn_id, verdict, decision.samples, decision.reason),
                 *(len(item.feedback), item.turn.next_state, self._settings.made_by),
+                alone=self._settings.per_person,
             )
             person = root(owner_of(item.turn.session_id))
             return decision, self._ledger.lessons.settle(connection, turn_id, person, wish)

@@ -11,7 +11,7 @@ import pytest
 
 from groundwork.chat_messages import Message
 from lab.testkit.ledger_records import USER_NEXT, make_turn
-from openclaw.credit.baseline import PRIOR, WINDOW, mean_of, record_judged
+from openclaw.credit.baseline import PRIOR, WINDOW, baseline_of, mean_of, record_judged
 from openclaw.ledger.feedback import as_next_state
 from openclaw.ledger.records import BASELINE, WEIGHT, Feedback, Verdict
 from openclaw.ledger.samples import OF_ALL, OF_OWNER
@@ -151,3 +151,12 @@ def test_a_new_person_begins_with_what_the_others_say(ledger: Ledger) -> None:
 def test_the_cost_is_two_indexed_reads(ledger: Ledger, query: str, index: str, values: tuple[Any, ...]) -> None:
     plan = ledger.database.rows(f"EXPLAIN QUERY PLAN {query}", values)
     assert [row["detail"] for row in plan] == [f"SEARCH samples USING COVERING INDEX {index}"]
+
+
+def test_with_an_adapter_per_person_nobody_elses_rewards_are_a_prior(ledger: Ledger) -> None:
+    for _ in range(PRIOR):
+        judge(ledger, 1.0, owner="alice")
+    assert baseline_of(ledger, "bob", "user") > 0.0
+    assert baseline_of(ledger, "bob", "user", alone=True) == 0.0
+    judge(ledger, -1.0, owner="bob")
+    assert baseline_of(ledger, "bob", "user", alone=True) == mean_of([-1.0])
