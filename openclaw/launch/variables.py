@@ -117,7 +117,8 @@ class LaunchVariables(EnvironmentConfig):
     adapters: str = variable(
         "ADAPTERS",
         "off",
-        "whose adapter answers and learns: off, shared (one for everybody, as USE_LORA=1 alone) or per-owner (one for each person)",
+        "whose adapter answers and learns: off, shared (one for everybody, as USE_LORA=1 alone) or per-owner (one for each person, "
+        "see adapters.md)",
         choices=("off", "shared", "per-owner"),
     )
     use_wandb: bool = variable("USE_WANDB", False, "log to Weights & Biases (key in WANDB_API_KEY or WANDB_KEY)")

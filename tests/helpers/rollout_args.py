@@ -19,6 +19,7 @@ def rollout_args(run_dir: Path, **changes: Any) -> Arguments:
         "n_samples_per_prompt": 1,
         "max_weight_staleness": None,
         "stale_samples": "drop",
+        "adapter_per_person": False,
         "sglang_router_ip": "127.0.0.1",
         "sglang_router_port": 1111,
         "prm_router_ip": "127.0.0.1",

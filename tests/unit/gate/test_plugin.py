@@ -15,6 +15,7 @@ from openclaw.gate import plugin
 from openclaw.gate.plugin import Gate, decide
 from openclaw.ledger.codec import pack_ids
 from openclaw.ledger.store import Ledger
+from openclaw.owners import stored_id
 from openclaw.training.rollout import LedgerDataSource
 from slime.args import Arguments
 from slime.rollout.before_push import Answer, Decision, Offered, Policies, Probe, Trained
@@ -269,3 +270,37 @@ def test_the_data_source_keeps_what_the_gate_refuses(tmp_path: Path, monkeypatch
     source.weights_restored(-1, 1, "2")
     assert {states(source.ledger)[sample][:2] for sample in first} == {("dropped", "rollback")}
     assert source.ledger.samples.live_weight_version() == "2"
+
+
+def test_with_an_adapter_per_person_a_persons_own_probes_decide(tmp_path: Path) -> None:
+    """Bob's opinions speak against Alice's update, and nobody asks them; versions and refusals are hers."""
+    world = World(Ledger(tmp_path / "ledger.sqlite"), rollout_args(tmp_path, adapter_per_person=True))
+    for person, (liked, disliked) in {"alice": (3, 4), "bob": (4, 3)}.items():
+        for number in range(6):
+            session = stored_id(person, str(number))
+            judged(world.ledger, f"{person}-l{number}", 1, probe=True, reply=liked, session=session)
+            judged(world.ledger, f"{person}-d{number}", -1, probe=True, reply=disliked, session=session, index=16)
+        judged(world.ledger, f"{person}-sample", 1, session=stored_id(person, "s"))
+    for batch, person in enumerate(("alice", "bob")):
+        world.ledger.samples.claim(batch, 1, person=person)
+    decision = world.decide(0, 0.1, -0.1)
+    assert decision.accepted
+    assert decision.why.startswith("version 1 of alice may serve: margin +0.200")
+    assert {each.person for each in world.ledger.decisions.all()} == {"alice"}
+    refused = world.decide(1, 0.1, -0.1)
+    assert not refused.accepted
+    assert refused.why.startswith("version 2 of bob is refused, version 1 keeps serving: it moves towards what users")
+    assert "--person bob" in refused.why
+    assert [len(world.ledger.decisions.refusals(person)) for person in ("alice", "bob", None)] == [0, 1, 0]
+    start = world.ledger.decisions.serving("bob")
+    assert start is not None
+    assert (start.kind, start.rollout_id, start.weight_version) == ("start", -1, "1")
+
+
+def test_a_batch_whose_person_was_forgotten_meanwhile_is_undone(tmp_path: Path) -> None:
+    world = World(Ledger(tmp_path / "ledger.sqlite"), rollout_args(tmp_path, adapter_per_person=True))
+    judged(world.ledger, "sample", 1, session=stored_id("alice", "s"))
+    world.ledger.samples.claim(0, 1, person="alice")
+    world.ledger.sessions.forget_person("alice")
+    decision = world.decide(0, 0.1, -0.1)
+    assert (decision.accepted, decision.why) == (False, "the samples of its batch were deleted meanwhile")
