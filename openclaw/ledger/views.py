@@ -493,12 +493,12 @@ class Views:
         """Return the number of the newest turn; 0 without any. Numbers count from 1."""
         return self._database.rows("SELECT COALESCE(MAX(number), 0) AS n FROM turns")[0]["n"]
 
-    def newest_steps(self, limit: int) -> list[StepFact]:
-        """Return the newest steps that were not undone, newest first."""
+    def newest_steps(self, limit: int, person: str | None = None) -> list[StepFact]:
+        """Return the newest steps that were not undone, newest first; with ``person``, none of another one's adapter."""
         rows = self._database.rows(
             "SELECT rollout_id, weight_version, trained_at, live_at, person FROM steps WHERE undone_at IS NULL"
-            " ORDER BY number DESC LIMIT ?",
-            (limit,),
+            " AND (?1 IS NULL OR person IS NULL OR person = ?1) ORDER BY number DESC LIMIT ?2",
+            (person, limit),
         )
         return [StepFact(**dict(row)) for row in rows]
 

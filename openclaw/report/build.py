@@ -31,10 +31,12 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from groundwork import start_timeline
+from groundwork.paused import WITHOUT_NAME
 from openclaw.ledger.store import Ledger
 from openclaw.ledger.views import SampleFacts, TurnFacts, TurnText, belongs
 from openclaw.messages.preview import harmless, shown_time
 from openclaw.messages.text import clip_middle, content_text, response_text
+from openclaw.owners import root
 from openclaw.report.svg import Chart, Line, draw
 from openclaw.runs.evidence import FROM_LOGS, Evidence, evidence, updates_of
 from openclaw.runs.folder import RunFolder
@@ -189,20 +191,33 @@ def reason_rows(reasons: Counter[str], sessions: int = 0) -> list[ReasonRow]:
     ]
 
 
-def versions(ledger: Ledger, totals: Totals) -> list[Version]:
-    """Return the newest versions, newest first; ``samples`` counts those of ``totals``."""
-    newest = ledger.views.newest_steps(MAX_ROWS)
+def versions(ledger: Ledger, totals: Totals, owner: str | None = None) -> list[Version]:
+    """Return the newest versions, newest first; ``samples`` counts those of ``totals``.
+
+    With an adapter per person, those of the adapter of ``owner``, or of everybody's, with whose each is.
+    """
+    newest = ledger.views.newest_steps(MAX_ROWS, None if owner is None else root(owner))
     return [
-        Version(step.weight_version, step.rollout_id, totals.rollouts[step.rollout_id], step.live_at) for step in newest
+        Version(
+            step.weight_version + _whose(step.person, owner),
+            step.rollout_id,
+            totals.rollouts[step.rollout_id],
+            step.live_at,
+        )
+        for step in newest
     ]
 
 
-def decisions(ledger: Ledger) -> tuple[Counter[str], list[Decisions]]:
-    """Return how often the gate decided what, and its newest decisions, newest first.
+def _whose(person: str | None, owner: str | None) -> str:
+    return "" if person is None or owner is not None else f" of {person or WITHOUT_NAME}"
+
+
+def decisions(ledger: Ledger, owner: str | None = None) -> tuple[Counter[str], list[Decisions]]:
+    """Return how often the gate decided what, and its newest decisions, newest first; with ``owner``, about the owner's adapter.
 
     Decisions in a row that differ by the numbers in their reason only are one row.
     """
-    gate_decisions = ledger.views.gate_decisions()
+    gate_decisions = [each for each in ledger.views.gate_decisions() if owner is None or each.person == root(owner)]
     rows: list[Decisions] = []
     for gate_decision in reversed(gate_decisions):
         newer = rows[-1] if rows else None
@@ -216,7 +231,7 @@ def decisions(ledger: Ledger) -> tuple[Counter[str], list[Decisions]]:
                     gate_decision.rollout_id,
                     gate_decision.rollout_id,
                     gate_decision.kind,
-                    gate_decision.weight_version,
+                    gate_decision.weight_version + _whose(gate_decision.person, owner),
                     gate_decision.why,
                     gate_decision.decided_at,
                 )
@@ -463,13 +478,13 @@ def build(run: RunFolder, owner: str | None = None) -> Report:
         totals = count(ledger.views.turn_facts(owner), ledger.views.sample_facts(owner))
         series = {} if owner is not None else read_series(run.metrics_path, _wanted)
         charts = [chart for chart in (liked_chart(totals.learning), latency_chart(totals)) if chart]
-        gate, decided = decisions(ledger) if owner is None else ({}, [])
+        gate, decided = decisions(ledger, owner)
         values = {
             "totals": totals,
             "charts": [(chart, draw(chart)) for chart in [*charts[:1], *metric_charts(series), *charts[1:]]],
             "pairs": pairs(ledger, totals.firsts),
             "reasons": reason_rows(totals.reasons, totals.sessions),
-            "versions": versions(ledger, totals),
+            "versions": versions(ledger, totals, owner),
             "updates": ledger.views.step_count(),
             "gate": gate,
             "decisions": decided,
