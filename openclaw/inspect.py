@@ -200,9 +200,10 @@ def summary(ledger: Ledger) -> Iterable[str]:
         yield f"step {refused.rollout_id:<4} {refused.samples:3} samples  in quarantine: {refused.why}"
     for step in ledger.views.step_records():
         seconds = step["live_at"] - step["trained_at"]
+        whose = "" if step["person"] is None else f" of {step['person'] or SHOWN_LOCAL}"
         yield (
             f"step {step['rollout_id']:<4} {step['samples']:3} samples  live {clock(step['live_at'])}"
-            f" as version {step['weight_version']} ({seconds:.1f} s after the step)"
+            f" as version {step['weight_version']}{whose} ({seconds:.1f} s after the step)"
         )
 
 

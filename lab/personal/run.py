@@ -280,6 +280,7 @@ class Trainer:
         arguments = json.loads((run.settings.run_dir / ARGUMENTS_NAME).read_text())
         variables = json.loads((run.settings.run_dir / SETTINGS_NAME).read_text())
         self._by_session = variables.get("OPENCLAW_PACE") == "session"
+        self._per_person = bool(arguments.get("adapter_per_person"))
         self._practises = variables.get("OPENCLAW_PRACTICE", "off") != "off"
         self.batch = int(arguments["rollout_batch_size"])
         self._holds_weights = int(arguments["update_weights_interval"]) > 1
@@ -300,6 +301,12 @@ class Trainer:
         """Return the number of samples in the updates so far."""
         return sum(step["samples"] for step in self._ledger.views.step_records())
 
+    def _is_due(self, ready: int) -> bool:
+        """Return whether the samples that wait make a step: anybody's, or with an adapter per person one person's."""
+        if self._per_person and not self._by_session:
+            return bool(self._ledger.waiting.full_people(self.batch))
+        return ready >= (1 if self._by_session else self.batch)
+
     async def settle(self) -> None:
         """Return when no reaction waits for its judge, no update is due or under way, and nobody practises.
 
@@ -314,7 +321,7 @@ class Trainer:
             pending = int(self._ledger.views.counts()["turns"].get("pending", 0))
             leased = 0 if self._holds_weights else self._ledger.samples.untrained_leases()
             state = (pending, self.ready, leased)
-            if pending == 0 and state[1] < (1 if self._by_session else self.batch) and leased == 0:
+            if pending == 0 and not self._is_due(state[1]) and leased == 0:
                 if not self._practises:
                     return
                 found = (await self._run.gateway_counts(self._key))["practice_idle"]

@@ -27,13 +27,14 @@ WEIGHT, STATE = 2, 12
 SHOWN_PEOPLE = 100
 
 
-def adapter_problems(choice: object, args: Arguments, *, task: bool) -> Iterator[str]:
+def adapter_problems(choice: object, args: Arguments, *, task: bool, logs: bool) -> Iterator[str]:
     """Yield why a run cannot work as ``ADAPTERS`` says, and what to type.
 
     Args:
         choice: the variable's value.
         args: of the run.
         task: whether it is a run on a task, which has no conversations.
+        logs: whether it trains from recorded conversations.
     """
     if choice == OFF:
         return
@@ -41,6 +42,10 @@ def adapter_problems(choice: object, args: Arguments, *, task: bool) -> Iterator
         yield f"ADAPTERS={choice} needs LoRA; add USE_LORA=1, or set ADAPTERS=off"
     if choice == PER_OWNER and task:
         yield f"ADAPTERS={choice} is for conversations, whose keys say whose they are; set ADAPTERS=shared for a task"
+    elif choice == PER_OWNER and logs:
+        yield f"ADAPTERS={choice} is for live conversations; set ADAPTERS=shared to train from DATA_PATH"
+    elif choice == PER_OWNER and args.num_nodes > 1:
+        yield f"ADAPTERS={choice} is for one machine, whose engines read adapters from RUN_DIR; set NNODES=1, or ADAPTERS=shared"
 
 
 def adapter_lines(choice: object, args: Arguments) -> Iterator[str]:

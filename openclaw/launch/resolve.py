@@ -171,7 +171,8 @@ def _read_plan(
     sections = _with_file(inputs, variables, live, file) if file is not None else flag_sections(inputs)
     args, problems = _read_flags(found, sections, own_flags, usual_model(inputs.profile, inputs.model), recipe)
     child = _child_environment(found, inputs.profile, inputs.environment, live.environment)
-    problems += adapter_problems(inputs.values["adapters"], args, task=isinstance(found, FoundTask))
+    on_task, logs = isinstance(found, FoundTask), bool(inputs.values["data_path"])
+    problems += adapter_problems(inputs.values["adapters"], args, task=on_task, logs=logs)
     if live.runtime is not None:
         problems += [*settings_problems(live.runtime), *tokenizer_problems(live.runtime, args.hf_checkpoint)]
         if live.runtime.gate_tasks and args.before_push_path:

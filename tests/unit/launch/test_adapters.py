@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from groundwork.exceptions import ConfigError
@@ -13,6 +15,8 @@ from openclaw.launch.resolve import make_plan
 from slime.arguments.memory_budget.budget import PEOPLE_PER_BATCH
 from slime.backends.sglang_utils.server_args import HELD_PEOPLE, PEOPLE_OPTIONS
 from slime.weight_sync import people
+
+SECRET = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}
 
 
 def plan_of(**environment: str) -> Plan:
@@ -34,6 +38,15 @@ def test_off_and_shared_change_nothing() -> None:
 @pytest.mark.parametrize("choice", ["shared", "per-owner"])
 def test_adapters_need_lora(choice: str) -> None:
     assert f"ADAPTERS={choice} needs LoRA; add USE_LORA=1, or set ADAPTERS=off" in of_adapters(plan_of(ADAPTERS=choice))
+
+
+def test_an_adapter_per_person_is_for_live_conversations_on_one_machine(tmp_path: Path) -> None:
+    of_logs = plan_of(ADAPTERS="per-owner", USE_LORA="1", DATA_PATH=str(tmp_path))
+    assert of_adapters(of_logs) == [
+        "ADAPTERS=per-owner is for live conversations; set ADAPTERS=shared to train from DATA_PATH"
+    ]
+    many = plan_of(ADAPTERS="per-owner", USE_LORA="1", NNODES="2", MASTER_ADDR="10.0.0.1", **SECRET)
+    assert [problem.partition(",")[0] for problem in of_adapters(many)] == ["ADAPTERS=per-owner is for one machine"]
 
 
 def test_an_adapter_per_person_is_a_flag_of_the_trainer() -> None:
