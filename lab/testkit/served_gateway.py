@@ -15,6 +15,8 @@ from prometheus_client import CollectorRegistry
 from lab.testkit.engine import mock_engine, serve
 from lab.testkit.tiny_random import build_tokenizer
 from openclaw.config.runtime import RuntimeConfig
+from openclaw.config.runtime_variables import GateVariables
+from openclaw.gate.certificate import Facts, certify
 from openclaw.gateway.app import create_app
 from openclaw.gateway.chat import ChatService
 from openclaw.ledger.store import Ledger
@@ -30,6 +32,8 @@ CHAT = "openclaw-rl chat"
 """Talks to the first of them unless it is told otherwise."""
 REPLY_ID = "chatcmpl-..."
 """Where a page leaves out the id of a reply."""
+CERTIFICATE = certify(Facts(loss_tokens=9.0), GateVariables()).to_dict()
+"""Of the update that its weights are from."""
 EPISODE_ID = "episode-..."
 """Where a page leaves out the id of an episode."""
 
@@ -59,6 +63,7 @@ def running_gateway(folder: Path) -> Iterator[Gateway]:
     thread.start()
     exits = AsyncExitStack()
     ledger = Ledger(folder / LEDGER)
+    ledger.decisions.record(0, "step", "1", "it may serve", certificate=CERTIFICATE)
     try:
         url = asyncio.run_coroutine_threadsafe(_serve(exits, folder, ledger), loop).result(SECONDS)
         question = {"model": "any", "messages": [{"role": "user", "content": "Hello?"}]}

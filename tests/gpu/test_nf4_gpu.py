@@ -7,15 +7,15 @@ from pathlib import Path
 import torch
 
 from benchmarks.figures import record_figure
+from benchmarks.parity_parts.errors import FACTOR, Errors
 from lab.testkit.trainer import trainer_args
 from slime.arguments.memory_budget.shape import shape_of_folder
 from slime.backends.fsdp_utils.model import build_policy
 from slime.backends.trainer.micro_batch import build
 from slime.utils.nf4 import Nf4Linear, whole
-from tests.helpers.engine_streams import within
-from tests.helpers.gpu_engine import BFLOAT16, GPU, engine_on_gpu, run_on_gpu
+from tests.helpers.gpu_engine import GPU, engine_on_gpu, run_on_gpu
 from tests.helpers.needed import needs
-from tests.helpers.nf4_parity import NF4, differences
+from tests.helpers.nf4_parity import NF4, scores
 from tests.helpers.weight_receivers import rank_zero
 
 pytestmark = needs("bitsandbytes", "peft")
@@ -59,8 +59,9 @@ def test_a_step_learns_in_the_memory_that_the_plan_counts(small_qwen: Path) -> N
 @needs("sglang")
 def test_the_engine_has_the_trainers_base_and_adapter(small_qwen: Path, tmp_path: Path) -> None:
     with engine_on_gpu(args := run_on_gpu(small_qwen, tmp_path, **NF4)) as engine:
-        found = differences(args, engine, GPU)
-    for name in ("base", "adapter"):
-        record_figure(f"nf4/engine/{name}, mean", float(found[name].mean()), "nats", limit=BFLOAT16.mean)
-        record_figure(f"nf4/engine/{name}, worst", float(found[name].max()), "nats", limit=BFLOAT16.worst)
-        assert within(found[name], BFLOAT16), name
+        found = scores(args, engine, GPU)
+    for name, each in found.items():
+        own, asked = Errors.of(each.trainer - each.exact), Errors.of(each.engine - each.exact)
+        record_figure(f"nf4/{name}/trainer's error, mean", own.mean, "nats")
+        record_figure(f"nf4/{name}/engine's error, mean", asked.mean, "nats", limit=FACTOR * own.mean)
+        assert asked.within(own), f"{name}: engine {asked}, trainer {own}"

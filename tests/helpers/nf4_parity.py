@@ -6,12 +6,14 @@ The CPU's run is `tests/integration/test_nf4_live.py`, that on a GPU `tests/gpu/
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
 import torch
 from torch import Tensor
 
+from benchmarks.parity_parts.errors import exact_products
 from benchmarks.weight_receiver import local_handle
 from lab.testkit.trainer import trainer_args
 from slime.args import Arguments
@@ -34,30 +36,41 @@ def engine_logprobs(engine: SGLangEngine, ids: list[int]) -> Tensor:
     return torch.tensor([entry[0] for entry in answer["meta_info"]["input_token_logprobs"][1:]])
 
 
-def differences(args: Arguments, engine: SGLangEngine, device: torch.device) -> dict[str, Tensor]:
-    """Return ``[T]`` differences in nats between trainer and engine: over the ``base``, and with an ``adapter`` that was pushed.
+@dataclass(frozen=True)
+class Scores:
+    """Log probabilities ``[T]`` of the same tokens: by the trainer, by the engine, and exactly, of the same numbers in float32."""
 
-    ``change`` is what the adapter changes of the trainer's own.
-    """
+    trainer: Tensor
+    engine: Tensor
+    exact: Tensor
+
+
+def scores(args: Arguments, engine: SGLangEngine, device: torch.device) -> dict[str, Scores]:
+    """Return how trainer and engine score tokens over the ``base``, and with an ``adapter`` that was pushed."""
     source = random.Random(0)
     ids = [source.randrange(300) for _ in range(TOKENS)]
     batch = build([ids], [TOKENS - 1], packed=True, device=device)
-    flags = {name: getattr(args, name) for name in ("train_dtype", "device", "lora_target_modules", *NF4)}
-    with rank_zero(), connected(args, [local_handle(engine)], device) as sync, torch.no_grad():
-        policy: Any = build_policy(
-            trainer_args(args.hf_checkpoint, lora_kernel="fused", **flags), args.hf_checkpoint, device=device
-        )
-        for name, parameter in policy.named_parameters():
-            if ".lora_" in name:
-                generator = torch.Generator().manual_seed(len(name))
-                parameter.data = (torch.randn(parameter.shape, generator=generator) * 0.1).to(device)
+    with rank_zero(), connected(args, [local_handle(engine)], device) as sync, torch.no_grad(), exact_products():
+        policy, exact = (_policy(args, device, dtype) for dtype in (args.train_dtype, "float32"))
 
-        def own() -> Tensor:
-            return policy(batch, temperature=1.0, chunk_size=64)[0].float().cpu()
+        def compared(asked: Tensor) -> Scores:
+            own = (each(batch, temperature=1.0, chunk_size=64)[0].float().cpu() for each in (policy, exact))
+            return Scores(next(own), asked, next(own))
 
-        with adapters_off(policy):
-            base = own()
-        found = {"base": (base - engine_logprobs(engine, ids)).abs()}
+        with adapters_off(policy), adapters_off(exact):
+            base = compared(engine_logprobs(engine, ids))
         sync.push(iter(adapter_weights(policy, device=device).items()), "1")
-        found["adapter"] = (own() - engine_logprobs(engine, ids)).abs()
-        return found | {"change": (own() - base).abs()}
+        return {"base": base, "adapter": compared(engine_logprobs(engine, ids))}
+
+
+def _policy(args: Arguments, device: torch.device, dtype: str) -> Any:
+    """Return the trainer's model over the base in NF4, with an adapter whose values bfloat16 has."""
+    flags = {name: getattr(args, name) for name in ("device", "lora_target_modules", *NF4)}
+    own = trainer_args(args.hf_checkpoint, lora_kernel="fused", train_dtype=dtype, **flags)
+    policy: Any = build_policy(own, args.hf_checkpoint, device=device)
+    for name, parameter in policy.named_parameters():
+        if ".lora_" in name:
+            generator = torch.Generator().manual_seed(len(name))
+            values = (torch.randn(parameter.shape, generator=generator) * 0.1).bfloat16()
+            parameter.data = values.to(device, parameter.dtype)
+    return policy
