@@ -17,7 +17,7 @@ from slime.backends.fsdp_utils.model import adapters_off
 from slime.backends.trainer import people as people_module
 from slime.backends.trainer.micro_batch import RolloutShard
 from slime.exceptions import CheckpointError
-from slime.weight_sync.people import Book, folder_of, people_folder
+from slime.weight_sync.people import Book, folder_of, forget, people_folder
 from tests.helpers.people_ranks import PLAN, P, Q, R, data_of, start, states, update
 
 
@@ -252,6 +252,33 @@ def test_whose_folders_somebody_deleted_begins_anew(tiny_random_model: Path, tmp
         shutil.rmtree(people_folder(tmp_path) / mark)
         assert update(args, actor, mark, 0) == "1"
     assert states(tmp_path) == old
+    actor.shutdown()
+
+
+def test_whose_candidate_somebody_deleted_is_served_by_the_base(tiny_random_model: Path, tmp_path: Path) -> None:
+    """A person is forgotten while the gate decides, and again after the checkpoint; then the run goes on without the old steps."""
+    save = {"save": str(tmp_path / "save")}
+    args, actor = start(tiny_random_model, tmp_path, **save)
+    update(args, actor, P, 0)
+    actor.let_in(P)
+    actor.take_snapshot()
+    actor.train(1, data_of(args, 1))
+    actor.offer_candidate()
+    forget(tmp_path, P)
+    actor.keep_steps()
+    actor.save(1)
+    actor.publish(1)
+    actor.update_weights()
+    assert (serving(tmp_path, P), (people_folder(tmp_path) / P).exists()) == ("base", False)
+    assert update(args, actor, P, 0) == "1"
+    actor.save(2)
+    actor.publish(2)
+    forget(tmp_path, P)
+    assert update(args, actor, P, 0) == "1"
+    actor.shutdown()
+    args, actor = start(tiny_random_model, tmp_path, resume=True, load=save["save"], **save)
+    assert serving(tmp_path, P) == "base"
+    assert actor.let_in(P) == "0"
     actor.shutdown()
 
 

@@ -36,7 +36,7 @@ from slime.checkpoints import checkpoint_folder
 from slime.checkpoints.all_ranks import on_all_ranks, on_rank_zero
 from slime.checkpoints.checkpoint_folder import fresh_folder, replace_folder, unfinished
 from slime.checkpoints.versions import checkpoint_folders
-from slime.exceptions import CheckpointError
+from slime.exceptions import CheckpointError, PeopleError
 from slime.utils.hf_checkpoint import DTYPES
 from slime.weight_sync import ADAPTER_NAME, Sent, maker
 from slime.weight_sync.adapter import PUSHES
@@ -229,17 +229,22 @@ class People:
         return Sent(name, digest_of(folder_of(self._folder, name)))
 
     def publish(self) -> None:
-        """Let the state of who is in serve this person."""
+        """Let the state of who is in serve this person, unless somebody has deleted it meanwhile."""
         self.settle()
         assert self.mark is not None, "call let_in first"
         mark, name = self.mark, self._people[self.mark].name
         assert name is not None, "a version has a folder"
 
         def change_the_book() -> None:
-            publish(self._args.run_dir, name)
+            try:
+                publish(self._args.run_dir, name)
+            except PeopleError:
+                if folder_of(self._folder, name).is_dir():
+                    raise
             prune(self._args.run_dir, mark, self._held())
 
         on_rank_zero(change_the_book)
+        self._forget_who_is_gone(mark)
 
     def _store(self) -> str:
         """Write a new folder with the state of who is in, and return the version's name."""
@@ -433,7 +438,7 @@ def _there(people: Path, names: Mapping[str, str]) -> dict[str, str]:
     """
     if names and not people.is_dir():
         raise CheckpointError(f"{people} is missing, which has the adapters of the checkpoint: use its --run-dir")
-    gone = [mark for mark in names if not (people / mark).is_dir()]
+    gone = [mark for mark, name in names.items() if not folder_of(people, name).is_dir()]
     if gone:
         logger.warning("the adapters of %s were deleted: the base serves and is trained", ", ".join(gone))
     return {mark: name for mark, name in names.items() if mark not in gone}
