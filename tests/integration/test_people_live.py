@@ -17,10 +17,13 @@ from torch import Tensor
 from groundwork.people import mark_of, request_name
 from lab.testkit.live_engine import engine_arguments, files_of, gone
 from lab.testkit.served_gateway import MODEL
-from openclaw.engine.client import scoring_payload
+from openclaw.engine.client import EngineClient, scoring_payload
+from openclaw.judge.client import BaseModel, EngineHttp
+from openclaw.judge.teacher import score
 from slime.args import Arguments
 from slime.arguments.placement import EngineSpec
 from slime.backends.sglang_utils.engine import SGLangEngine
+from slime.backends.sglang_utils.router import serve_behind_one_address
 from slime.weight_sync import people
 from slime.weight_sync.adapter import adapter_config
 from slime.weight_sync.people import adapter_name, folder_of, people_folder
@@ -183,6 +186,35 @@ def test_a_candidate_answers_by_its_name_alone(office: Office, engines: list[SGL
     assert is_by(by_name, office.models[candidate])
     assert meta_of(as_person)["adapter"] == before
     assert is_by(as_person, office.models[before])
+
+
+@pytest.fixture
+def router(office: Office, engines: list[SGLangEngine]) -> Iterator[str]:
+    address = serve_behind_one_address(office.args, "policy", [engine.url() for engine in engines])
+    assert address.router is not None
+    yield f"http://{address.host}:{address.port}"
+    address.router.stop()
+
+
+async def test_gateway_and_teacher_get_the_owners_adapter_through_the_router(office: Office, router: str) -> None:
+    person, prompt = PERSONS[8], prompts(1)[0]
+    name = office.newest.get(person) or office.publish(person, 1)
+    client = EngineClient(router, wait_seconds=WAIT_SECONDS, per_person=True)
+    scorer = EngineHttp(router, timeout=WAIT_SECONDS, concurrency=4, per_person=True)
+    sampling = {"temperature": 1.0, "max_new_tokens": TOKENS, "ignore_eos": True}
+    reply = client.generate("reply", prompt, sampling, routing_key=person, owner=f"{person}/phone")
+    chunks = [chunk async for chunk in reply]
+    result = Stream(prompt, ids=[token for chunk in chunks for token in chunk.ids])
+    sampled = Tensor([value for chunk in chunks for value in chunk.logprobs])
+    own = await score(scorer, prompt, result.ids, owner=person)
+    base = await score(BaseModel(scorer), prompt, result.ids, owner=person)
+    await client.close()
+    await scorer.close()
+    assert {chunk.weight_version for chunk in chunks} == {own.weight_version} == {name.split("-")[1]}
+    expected = log_probs(office.models[name], result)
+    for found in (sampled, Tensor(own.log_probs)):
+        assert (found - expected).abs().max() < _ROOM
+    assert (Tensor(base.log_probs) - log_probs(office.base, result)).abs().max() < _ROOM
 
 
 def test_a_killed_engine_serves_everybody_again_and_says_where_it_fell_back(
