@@ -81,7 +81,7 @@ def runtime_environment(
         "OPENCLAW_OPD_TEACHER": args.opd_teacher,
         "OPENCLAW_DISTILL_TOPK": str(args.distill_topk),
         "OPENCLAW_TEMPERATURE": str(args.rollout_temperature),
-        "OPENCLAW_ADAPTER_PER_PERSON": str(int(bool(dict(vars(args)).get("adapter_per_person")))),
+        "OPENCLAW_ADAPTER_PER_PERSON": str(int(args.adapter_per_person)),
         **({} if _asks_probes(args, caller) else {"OPENCLAW_GATE_SHARE": "0"}),
     }
     for name, (field, flag, value) in {

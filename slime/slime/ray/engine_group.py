@@ -34,7 +34,7 @@ from slime.backends.sglang_utils.router import Address, check_router, requested_
 from slime.exceptions import EngineError, EngineNodeLostError
 from slime.ray.placement import ENGINE_GPU_SHARE, ReservedPlacement
 from slime.ray.restarts import first_line
-from slime.weight_sync.people import people_folder, per_person
+from slime.weight_sync.people import people_folder
 from slime.weight_sync.remote_engine import EngineCalls, RemoteEngine, RemoteProcess, RemoteServer
 
 logger = logging.getLogger(__name__)
@@ -181,7 +181,7 @@ class EngineGroup:
 
     def start(self) -> list[ObjectRef[str]]:
         """Create the actors and return references to their starts, for :meth:`finish_start`."""
-        if self.role == "policy" and per_person(self._args):
+        if self.role == "policy" and self._args.adapter_per_person:
             private_folder(
                 people_folder(self._args.run_dir)
             )  # an engine that does not see it is on a machine without the run's folder
@@ -235,7 +235,7 @@ class EngineGroup:
 
     def _revive(self) -> list[int]:
         """Restart each dead engine once; raise the first failure after all others were waited for."""
-        hold = self.role == "policy" and not self._args.debug_rollout_only and not per_person(self._args)
+        hold = self.role == "policy" and not self._args.debug_rollout_only and not self._args.adapter_per_person
         dead = self._dead()
         if self._workers is not None:
             self._workers.lost(dead)

@@ -42,7 +42,6 @@ from slime.utils.http_utils import post
 from slime.utils.misc import SingletonMeta, load_function
 from slime.utils.types import Sample, take_experts
 from slime.weight_sync import BASE
-from slime.weight_sync.people import per_person
 
 Group = list[Any]
 FINISHED = (Sample.Status.COMPLETED, Sample.Status.TRUNCATED)
@@ -175,7 +174,7 @@ async def request_of(
     if state.placeholders:
         parameters["stop_token_ids"] = [*(sampling_params.get("stop_token_ids") or []), *sorted(state.placeholders)]
     request = {"input_ids": list(sample.tokens), "sampling_params": parameters, "return_logprob": True}
-    if per_person(state.args):
+    if state.args.adapter_per_person:
         request["lora_path"] = BASE  # a data set's prompts are nobody's
     if not evaluation:
         request |= request_fields(state.args, sample)

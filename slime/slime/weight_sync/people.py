@@ -29,7 +29,6 @@ from typing import NamedTuple
 
 from groundwork.people import MARK
 from groundwork.private_files import private, private_folder, write_note
-from slime.args import Arguments
 from slime.exceptions import PeopleError
 from slime.weight_sync import ADAPTER_NAME
 
@@ -65,11 +64,6 @@ class Version(NamedTuple):
 
 Lines = dict[str, tuple[Version, ...]]
 """Each person's accepted versions by mark; the first one serves."""
-
-
-def per_person(args: Arguments) -> bool:
-    """Return whether each person has an adapter of their own in this run."""
-    return bool(dict(vars(args)).get("adapter_per_person"))
 
 
 def people_folder(run_dir: str | Path) -> Path:

@@ -254,7 +254,7 @@ def test_export_shows_turn_verdict_sample_and_step(ledger: Ledger) -> None:
     assert (second.verdict, second.samples) == (None, [])
     assert [record.turn.id for record in ledger.views.turn_records("other")] == ["turn-1"]
     assert ledger.views.step_records() == [
-        {"rollout_id": 0, "weight_version": "1", "trained_at": 109.0, "live_at": 110.0, "samples": 1}
+        {"rollout_id": 0, "weight_version": "1", "trained_at": 109.0, "live_at": 110.0, "person": None, "samples": 1}
     ]
 
 

@@ -14,7 +14,7 @@ from slime.arguments.placement import STAGES, EngineSpec, Role, tensor_parallel_
 from slime.arguments.trainer import uses_loader
 from slime.backends.sglang_utils.server_hooks import HELD_ADAPTERS, NF4_BASE, PEOPLE
 from slime.weight_sync import LOADER
-from slime.weight_sync.people import people_folder, per_person
+from slime.weight_sync.people import people_folder
 
 SERVER_MODULE = "slime.backends.sglang_utils.server"
 # Attributes with the prefix sglang_ that are not server options, or that the run sets itself.
@@ -82,7 +82,7 @@ def server_command(args: Arguments, spec: EngineSpec, *, port: int, cpu: bool, r
     if spec.role == "policy" and uses_loader(args):
         given = options.get("custom_weight_loader") or []
         options["custom_weight_loader"] = [*(given if isinstance(given, list | tuple) else [given]), LOADER]
-    people = spec.role == "policy" and per_person(args)
+    people = spec.role == "policy" and args.adapter_per_person
     # SGLang's own eviction would wait for running requests while it blocks every load.
     held = options.pop("max_loaded_loras", HELD_PEOPLE) if people else None
     own_base = spec.role == "policy" and args.base_quantization == "nf4"
