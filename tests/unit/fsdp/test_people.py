@@ -65,7 +65,8 @@ def test_each_person_is_trained_as_alone(
     tiny_random_model: Path, tmp_path: Path, alone: dict[str, list[str]], in_memory: int
 ) -> None:
     """With 0 everybody is read from disk between every two steps; R is new after others."""
-    assert run_of(tiny_random_model, tmp_path, PLAN, people_in_memory=in_memory) == alone
+    flags = {"adapter_per_person": True, "people_in_memory": in_memory}
+    assert run_of(tiny_random_model, tmp_path, PLAN, **flags) == alone
     assert len(folders(tmp_path, P)) == 3
     assert len({digests[0] for digests in alone.values()}) == 3
 
