@@ -106,9 +106,11 @@ def test_two_people_learn_apart_and_one_is_forgotten(run: LiveRun, tmp_path: Pat
     assert (kept[0], of_bob) == (int(live(run, "alice")), [1])
     assert kept[0] > 1
 
-    assert rollback.main([str(run.folder), "--person", "alice", "--to", "1"]) == 0
+    oldest = accepted_versions(run.folder, "alice")[-1]
+    assert rollback.main([str(run.folder), "--person", "alice", "--to", str(oldest.number)]) == 0
     again = live(run, "alice")
-    assert int(again) > kept[0], "the first version serves under a new number"
+    assert int(again) > kept[0], "the oldest version serves under a new number"
+    assert accepted_versions(run.folder, "alice")[0].sha256 == oldest.sha256
     assert live(run, "bob") == "1"
     assert again in session(run, "alice", next(numbers))
 
