@@ -3,7 +3,8 @@
 Guarantees: ids go in and ids come out. Each id has the engine's log-probability for that id, or the reply ends in
 `EngineProtocolError`. If the engine is away (restarting, or paused for an update), a request waits up to
 ``wait_seconds``. If the engine goes away within a reply, the client continues from the delivered tokens, so that the
-reader sees one reply. Leaving the stream early aborts the generation. Owns the connections.
+reader sees one reply. With an adapter per person it keeps the one that began it. Leaving the stream early aborts the generation.
+Owns the connections.
 
 Wire format: SGLang 0.5, server-sent events with new or cumulative ``output_ids``. Events that arrive together are
 yielded together. Each request has its owner's cache key (`CacheKeys`).
@@ -244,9 +245,10 @@ class EnginePictures:
 
 @dataclass
 class _Progress:
-    """The delivered part of one reply, over all attempts."""
+    """The delivered part of one reply, over all attempts; ``adapter`` is the person's that began it, None for the base."""
 
     ids: list[int] = field(default_factory=list)
+    adapter: str | None = None
     attempts: int = 0
     failures: int = 0
     away_since: float | None = None
@@ -438,7 +440,7 @@ class EngineClient:
             payload["top_logprobs_num"] = top_logprobs
         mark = None
         if self._per_person:
-            payload["lora_path"] = request_name(root(owner))
+            payload["lora_path"] = progress.adapter or request_name(root(owner))
             mark = mark_of(root(owner))
         expected = None
         if pictures is not None:
@@ -536,6 +538,8 @@ def _read_chunks(
             )
         if mark is not None:
             check_adapter(event["meta_info"], mark)
+            adapter = event["meta_info"]["adapter"]
+            progress.adapter = None if adapter == BASE else adapter
         progress.ids.extend(chunk.ids)
         yield chunk
 

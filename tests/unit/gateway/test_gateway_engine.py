@@ -202,18 +202,32 @@ async def test_events_that_arrive_together_are_one_chunk_per_weight_version() ->
 
 
 @asynccontextmanager
-async def engine_of_people(*metas: dict[str, Any]) -> AsyncIterator[tuple[EngineClient, list[dict[str, Any]]]]:
-    """A client whose engine has an adapter per person and gives a token with each of ``metas``, and what it was asked."""
+async def engine_of_people(
+    *metas: dict[str, Any], wait_seconds: float = 0
+) -> AsyncIterator[tuple[EngineClient, list[dict[str, Any]]]]:
+    """A client whose engine has an adapter per person, and what it was asked.
+
+    Each answer gives a token with each of ``metas``, up to the next that ends a reply or, empty, breaks it off.
+    """
     asked: list[dict[str, Any]] = []
-    body = b"".join(_token(number, "3", **meta) for number, meta in enumerate(metas, 1)) + b"data: [DONE]\n\n"
+    left = list(metas)
 
     async def answer(request: Request) -> Response:
+        if request.url.path != "/generate":
+            return Response("{}")
         asked.append(await request.json())
+        body, number = b"", 0
+        while left and (meta := left.pop(0)):
+            number += 1
+            body += _token(number, "3", **meta)
+            if "finish_reason" in meta:
+                body += b"data: [DONE]\n\n"
+                break
         return Response(body, media_type="text/event-stream")
 
     routes = [Route(path, answer, methods=["POST"]) for path in ("/generate", "/abort_request")]
     async with serve(Starlette(routes=routes)) as url:
-        client = EngineClient(url, wait_seconds=0, per_person=True)
+        client = EngineClient(url, wait_seconds=wait_seconds, per_person=True)
         yield client, asked
         await client.close()
 
@@ -232,6 +246,15 @@ async def test_an_engine_with_an_adapter_per_person_is_asked_for_the_owners() ->
     ):
         [chunk] = [chunk async for chunk in client.generate("rid", [1], SAMPLING, owner=LOCAL)]
     assert (chunk.weight_version, chunk.fallback) == ("0", None)
+
+
+async def test_a_reply_that_broke_off_goes_on_with_the_adapter_that_began_it() -> None:
+    own = {"adapter": f"weights-3-0123abcd-5-{mark_of('alice')}"}
+    metas = (own, {}, own | {"finish_reason": {"type": "stop"}})
+    async with engine_of_people(*metas, wait_seconds=PATIENCE) as (client, asked):
+        chunks = [chunk async for chunk in client.generate("rid", [1], SAMPLING, owner="alice")]
+    assert joined(chunks)[0] == [5, 5]
+    assert [body["lora_path"] for body in asked] == [f"person-{mark_of('alice')}", own["adapter"]]
 
 
 @pytest.mark.parametrize(
