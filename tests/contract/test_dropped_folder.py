@@ -20,6 +20,7 @@ import pytest
 from groundwork.network import find_available_port
 from lab.testkit.logged import logged_records
 from tests.contract.test_method_folder import METHOD, ROLLOUT
+from tests.helpers.program_copy import copied
 
 pytestmark = pytest.mark.slow
 
@@ -92,15 +93,7 @@ RUN_SECONDS = 600
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory, repository: Path) -> Path:
     """A copy of the tracked files, with a new method folder and a new agent folder in it."""
-    root = tmp_path_factory.mktemp("copy")
-    tracked = subprocess.run(
-        ["git", "ls-files", "-coz", "--exclude-standard"], cwd=repository, capture_output=True, text=True, check=True
-    )
-    for name in filter(None, tracked.stdout.split("\0")):
-        if (repository / name).is_file() and not name.endswith(".safetensors"):
-            (root / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(repository / name, root / name)
-    (root / ".venv").symlink_to(repository / ".venv")
+    root = copied(repository, tmp_path_factory.mktemp("copy"))
     method, task = root / "openclaw-foresight", root / "sums-rl"
     method.mkdir()
     task.mkdir()

@@ -1,12 +1,16 @@
 """A ``--rollout-data-postprocess-path`` hook for tests: plants the fault that the file ``fault`` in the run's folder names.
 
-``zero advantages`` and ``unread option`` are of the step itself. With the others the trainer is whole, and what reaches the engine under
+A test copies this file into a method folder of a copy of the program, because a hook from outside may read any flag.
+
+``zero advantages``, ``ignored option`` and ``unread option`` are of the step itself: no code reads the folder's own flag, and a flag
+that some code reads was not read so far. With the others the trainer is whole, and what reaches the engine under
 the new adapter's name is not: ``stale adapter`` the adapter before, ``base weights`` one without effect, ``other weights`` others. The
 adapter that is sent after a refusal is whole again.
 """
 
 from __future__ import annotations
 
+import argparse
 import pickle
 from pathlib import Path
 from typing import Any
@@ -23,10 +27,18 @@ _load = RemoteEngine.load_lora_adapter_from_tensors
 _sent: list[bytes] = []
 
 
+def add_custom_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare a flag that nothing reads."""
+    parser.add_argument("--planted-quixotry", type=int)
+
+
 def install(args: Any, rollout_id: int, data: dict[str, Any]) -> None:
     """Change the data of this step, or what is sent after it, as the run's folder says."""
     fault = Path(args.run_dir, FILE).read_text() if Path(args.run_dir, FILE).exists() else ""
-    (READ.discard if fault == "unread option" else READ.add)(OPTION)
+    if fault != "ignored option":
+        READ.update(vars(args))
+    if fault in ("ignored option", "unread option"):
+        READ.discard(OPTION)
     if fault == "zero advantages":
         for values in data["advantages"]:
             values.zero_()

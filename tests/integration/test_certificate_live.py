@@ -1,8 +1,8 @@
 """A launched LoRA run in which one fault after the other is planted: each makes the certificate red, and no update serves.
 
-The faults: zero advantages, a judge whose answers nobody can read, and an engine that gets the adapter
-before, one without effect, or another one under the update's name. In between and at the end a healthy update serves. An option
-that was set and not read so far is told, and no more: one that no code can read is in the tests of the certificate.
+The faults: a method's own flag that no code reads, zero advantages, a judge whose answers nobody can read, and an engine that gets
+the adapter before, one without effect, or another one under the update's name. In between and at the end a healthy update serves.
+An option that was set and not read so far is told, and no more. The run is of a copy of the program that has the method's folder.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import queue
+import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,6 +28,7 @@ from openclaw.ledger.store import Ledger
 from tests.helpers.broken_judge import BrokenJudge
 from tests.helpers.driver import live_version
 from tests.helpers.planted_faults import FILE
+from tests.helpers.program_copy import copied
 
 BATCH = 2
 SECONDS = 300.0
@@ -146,11 +148,15 @@ def served(app: ASGIApp) -> Iterator[str]:
 
 @pytest.fixture
 def person(repository: Path, tmp_path: Path, tiny_random_model: Path) -> Iterator[Person]:
-    judge = BrokenJudge()
-    hook = ("--rollout-data-postprocess-path", "tests.helpers.planted_faults.install")
+    judge, program = BrokenJudge(), copied(repository, tmp_path / "program")
+    plugin = program / "planted-faults" / "planted_faults.py"
+    plugin.parent.mkdir()
+    shutil.copy(repository / "tests" / "helpers" / "planted_faults.py", plugin)
+    own = ("--custom-arguments-path", f"{plugin}:add_custom_arguments", "--planted-quixotry", "1")
+    hook = (*own, "--rollout-data-postprocess-path", f"{plugin}:install")
     with served(judge.app) as url:
         variables = {**SETTINGS, "OPENCLAW_JUDGE_BASE_URL": f"{url}/v1", "OPENCLAW_JUDGE_MODEL": "judge"}
-        run = LiveRun(repository, tmp_path, tiny_random_model, "rl", *hook, **variables)
+        run = LiveRun(program, tmp_path / "run", tiny_random_model, "rl", *hook, **variables)
         try:
             run.wait_ready()
             yield Person(run, judge)
@@ -172,6 +178,11 @@ def test_every_planted_fault_makes_the_certificate_red_and_stops_the_publication
         person.until(lambda: "certificate" in person.health(), "the cause in /healthz")
         assert person.engine_version() == serving
 
+    fault.write_text("ignored option")
+    first = person.next_decision()
+    is_refused(first, {"options"}, "0")
+    assert red_lines(first) == {"options"}
+    assert "no code reads --planted-quixotry" in first.why
     fault.write_text("unread option")
     told = person.next_decision()
     assert (told.kind, red_lines(told)) == ("step", set()), told

@@ -9,8 +9,9 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from groundwork.command_line import CommandLine, as_list
 from groundwork.exceptions import ConfigError
@@ -81,10 +82,12 @@ class Parser(CommandLine):
     Attributes:
         common: the flags that ``--help`` shows.
         topics: titles of the groups of flags that mean something in the program; None stands for all.
+        of_methods: the attributes of the flags that methods declare, with their defaults.
     """
 
     common: Collection[str] = COMMON
     topics: Sequence[str] | None = None
+    of_methods: Mapping[str, Any] = {}
 
     def parse_known_args(
         self, args: Iterable[str] | None = None, namespace: None = None
@@ -113,8 +116,10 @@ def build_parser(*add_custom_arguments: AddArguments) -> Parser:
     add_sglang_arguments(parser)
     add_fixed_arguments(parser)
     add_refused_arguments(parser)
+    known = set(parser._actions)
     for add in add_custom_arguments:
         add(parser)
+    parser.of_methods = {action.dest: action.default for action in parser._actions if action not in known}
     add_unused_arguments(parser)  # last, because a plugin may give them a meaning
     return parser
 
@@ -143,11 +148,14 @@ def read_arguments(parser: Parser, argv: Sequence[str]) -> tuple[Arguments, list
         args, unknown = parser.parse_known_args(words)
         if unknown:
             parser.unknown(unknown)
-        args.training_options_given = tuple(
-            option.attribute
-            for group in OF_TRAINING
-            for option in group.options
-            if option.is_given(args) and option.attribute not in ON_OCCASION
+        args.training_options_given = (
+            *(
+                option.attribute
+                for group in OF_TRAINING
+                for option in group.options
+                if option.is_given(args) and option.attribute not in ON_OCCASION
+            ),
+            *(name for name, default in parser.of_methods.items() if vars(args)[name] != default),
         )
         problems = [*refusals(args), *apply_custom_config(parser, args)]
         args.unused_flags = unused_flags(args)

@@ -221,7 +221,8 @@ def never_mentioned(args: Arguments, names: Collection[str]) -> frozenset[str]:
     """Return which of the attributes ``names`` no code of this run can read, under any condition.
 
     These are the ones that no word of the program names outside the declarations, the derivations included and the other
-    training backend left out. Empty if a plugin lies outside the program, because it may read anything.
+    training backend left out. Of a method's flag the words after its prefix count, too: ``steps`` for ``gui_steps``.
+    Empty if a plugin lies outside the program, because it may read anything.
     """
     core = Path(__file__).resolve().parents[1]
     program = core.parents[1]
@@ -230,14 +231,34 @@ def never_mentioned(args: Arguments, names: Collection[str]) -> frozenset[str]:
     files = {file for folder in folders for file in folder.rglob("*.py")}
     if not (program / "openclaw").is_dir() or not {_file_of(path) for _, path in _named(args)} <= files:
         return frozenset()
-    left = set(names)
+    own = vars(Arguments())
+    words = {
+        name: {name} if name in own else {name.split("_", at)[at] for at in range(name.count("_") + 1)}
+        for name in names
+    }
     for file in files:
         inside = file.relative_to(core).parts if file.is_relative_to(core) else ()
         if inside and inside[0] == "arguments":
-            left -= _derived_from(ast.parse(file.read_text()))
+            mentioned = _derived_from(ast.parse(file.read_text()))
         elif not (inside and inside[0] in _DECLARE) and other not in inside:
-            left -= set(_WORD.findall(file.read_text()))
-    return frozenset(left)
+            mentioned = set(_WORD.findall(_without_declarations(file.read_text())))
+        else:
+            continue
+        words = {name: each for name, each in words.items() if not each & mentioned}
+    return frozenset(words)
+
+
+def _without_declarations(source: str) -> str:
+    """Return a module's source without the functions that declare a method's flags."""
+    name = DEFAULT_NAMES["custom_arguments_path"][0]
+    if f"def {name}(" not in source:
+        return source
+    lines = source.splitlines()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, Function) and node.name == name:
+            end = node.end_lineno or node.lineno
+            lines[node.lineno - 1 : end] = [""] * (end - node.lineno + 1)
+    return "\n".join(lines)
 
 
 _DECLARE = ("args", "contract")

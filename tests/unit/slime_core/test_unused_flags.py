@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from slime.args import Arguments
-from slime.arguments.parser import OF_TRAINING, ON_OCCASION
+from slime.arguments import plugins
+from slime.arguments.parser import OF_TRAINING, ON_OCCASION, parser_for, read_arguments
 from slime.arguments.plugins import never_mentioned
 from tests.helpers.rollout_args import rollout_args
 
-PLANTED = "planted" + "_flag"
+PLANTED = "planted_quixotry"
 LIVE = "openclaw.training.rollout.LedgerDataSource"
 ON_CONDITION = {"kl_loss_type", "tis_clip", "tis_clip_low", "ref_update_interval", "optimizer", "lr_warmup_samples"}
 
@@ -43,3 +44,21 @@ def test_a_plugin_from_outside_may_read_anything(args: Arguments, tmp_path: Path
 def test_every_flag_that_counts_has_a_reader(args: Arguments) -> None:
     names = {option.attribute for group in OF_TRAINING for option in group.options} - ON_OCCASION
     assert never_mentioned(args, names) == set()
+
+
+def test_a_methods_flag_counts_once_it_is_given(args: Arguments, repository: Path) -> None:
+    """``example_imitation`` is read by the example's loss; a reader may leave out the prefix, as in ``gui_max_steps``."""
+    read = {"example_imitation", "example_steps"}
+    assert never_mentioned(args, {*read, PLANTED}) == {PLANTED}
+    declares = repository / "extensions" / "example-method" / "example_arguments.py"
+    words = ["--custom-arguments-path", f"{declares}:add_custom_arguments", "--example-imitation"]
+    for value, given in (("0.1", ()), ("0.5", ("example_imitation",))):
+        parser = parser_for([*words, value])
+        found, _ = read_arguments(parser, [*words, value])
+        assert found.training_options_given == given
+
+
+def test_what_declares_a_methods_flag_does_not_read_it() -> None:
+    source = f"def add_custom_arguments(parser):\n    parser.add_argument('--x', dest='{PLANTED}')\n"
+    assert PLANTED not in plugins._without_declarations(source)
+    assert PLANTED in plugins._without_declarations(f"{source}\nprint(args.{PLANTED})\n")
