@@ -33,7 +33,7 @@ from pathlib import Path
 
 from groundwork.chat_messages import Message
 from groundwork.private_files import private
-from openclaw.ledger.database import Database, sessions_of
+from openclaw.ledger.database import Database
 from openclaw.ledger.episodes import FORGOTTEN
 from openclaw.ledger.exceptions import (
     LedgerFullError,
@@ -242,20 +242,18 @@ class Sessions:
 
     def knows(self, person: str) -> bool:
         """Return whether the ledger has a session of a person."""
-        of_person, names = sessions_of(person)
-        query = f"SELECT 1 FROM (SELECT id AS session_id FROM sessions) WHERE {of_person} LIMIT 1"
-        return bool(self._database.rows(query, names))
+        return bool(self._sessions_of(person))
+
+    def _sessions_of(self, person: str) -> list[str]:
+        """Return the ids of a person's sessions, those of agents' episodes included."""
+        rows = self._database.rows("SELECT id FROM sessions ORDER BY id")
+        return [row["id"] for row in rows if root(owner_of(row["id"])) == person]
 
     def _forget_person(self, person: str) -> Forgotten:
-        of_person, names = sessions_of(person)
-        rows = self._database.rows(
-            f"SELECT session_id FROM (SELECT id AS session_id FROM sessions) WHERE {of_person}", names
-        )
         gone = [Forgotten(0, 0, 0)]
         with self._database.transaction() as connection:
-            for row in rows:
-                episode = episode_of(owner_of(row["session_id"]))
-                gone.append(self._forget(row["session_id"], episode, under_way=False))
+            for session_id in self._sessions_of(person):
+                gone.append(self._forget(session_id, episode_of(owner_of(session_id)), under_way=False))
             self._lessons.forget_person(person)
             decided = "decision IN (SELECT number FROM decisions WHERE person = ?)"
             connection.execute(f"DELETE FROM probe_scores WHERE {decided}", (person,))

@@ -16,7 +16,7 @@ from openclaw.inspect import main
 from openclaw.ledger.record_files import RecordFiles
 from openclaw.ledger.records import Feedback, Verdict
 from openclaw.ledger.store import Ledger
-from openclaw.owners import episode_owner, stored_id
+from openclaw.owners import LOCAL, episode_owner, stored_id
 from openclaw.training.adapters import accepted_versions
 from openclaw.training.samples import make_sample
 from slime.weight_sync import people
@@ -145,3 +145,12 @@ def test_a_command_about_nobody_is_refused(run: Path, words: list[str], capsys: 
     with pytest.raises(SystemExit):
         main([str(run), *words])
     assert "or --person NAME" in capsys.readouterr().err
+
+
+def test_who_has_no_key_is_forgotten_with_the_agents_episodes(tmp_path: Path) -> None:
+    with closing(Ledger(tmp_path / "ledger.sqlite")) as ledger:
+        for number, owner in enumerate((LOCAL, episode_owner(LOCAL, "episode-1"), ALICE)):
+            ledger.turns.record(make_turn(f"turn-{number}", session_id=stored_id(owner, "s")))
+        assert ledger.sessions.forget_person(LOCAL).turns == 2
+        assert (ledger.sessions.knows(LOCAL), ledger.sessions.knows(ALICE)) == (False, True)
+        assert ledger.views.session_ids() == [stored_id(ALICE, "s")]
