@@ -86,7 +86,7 @@ def test_export_and_forget_are_those_of_inspect(repository: Path, tmp_path: Path
     helped = run("forget", "--help", repository=repository)
     assert (helped.returncode, helped.stdout.split("\n")[0]) == (
         0,
-        "usage: openclaw-rl inspect RUN forget [-h] SESSION",
+        "usage: openclaw-rl inspect RUN forget [-h] [--person NAME] [SESSION]",
     )
     assert run("forget", repository=repository).returncode == 2
 
