@@ -40,6 +40,8 @@ SETTINGS = {
         "OPENCLAW_HYGIENE": "malformed_call",
         "OPENCLAW_GATE_SHARE": 0,
         "OPENCLAW_GATE_OFFER": 1,
+        # The kills are of the push that follows a decision; a certificate pushes before it.
+        "OPENCLAW_CERTIFICATE": 0,
     },
 }
 PROMPT_IDS = [9, 8, 7, 6, 5]
