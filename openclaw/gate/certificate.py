@@ -365,7 +365,7 @@ CHECKS: tuple[Check, ...] = (
         "stored replies differ from the trainer's by more than `OPENCLAW_CANARY_DIFFERENCE`",
         "an engine computes other probabilities than the trainer with the update",
         "use the same precision in engine and trainer; try `--check-weight-update-equal`; "
-        "raise the limit if `python -m benchmarks.parity` shows that they only round differently",
+        "raise the limit if they only round differently, as `instructions/parity.md` tells",
         "miles PR #2385",
     ),
     Check(
