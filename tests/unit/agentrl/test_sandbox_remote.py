@@ -68,7 +68,7 @@ async def test_a_command_runs_once_whatever_breaks(
 async def test_a_silent_connection_counts_as_lost(host: FakeE2B, processes: Processes) -> None:
     from dataclasses import replace
 
-    provider = E2BProvider(e2b_settings(host, replace(QUICK, silence_s=0.5)))
+    provider = E2BProvider(e2b_settings(host, replace(QUICK, silence_s=4.0)))
     assert await count_runs(provider, processes, host, [Fault(START, "hang")]) == "ran\n"
     await provider.close()
 
