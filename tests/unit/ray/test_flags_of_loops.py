@@ -134,6 +134,8 @@ def started(monkeypatch: pytest.MonkeyPatch, **flags: Any) -> tuple[Run, list[in
     )
     monkeypatch.setattr(run.stop, "install", lambda: None)
     monkeypatch.setattr(run, "wait", lambda answer: answer)
+    # Nothing here ends the run, and so its thread.
+    monkeypatch.setattr(run_module.StartWatch, "start", lambda watch: None)
     run._start()
     return run, asked
 
