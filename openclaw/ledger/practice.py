@@ -93,7 +93,8 @@ class Practices:
 
         The prompt is `Turn.student_ids`. One that already has the complaint which gave a lesson in it is left out: there the
         lesson says nothing new. Of turns with the same prompt, such as a reply and its regeneration, the newest is taken. Two
-        prompts are held out as soon as a person has twice as many that were never practised, one as soon as there are two.
+        prompts are held out as soon as a person has twice as many, one as soon as there are two that were never practised. So
+        prompts that come one by one are measured, too, although each is practised at once.
 
         Args:
             person: whose they are.
@@ -105,7 +106,8 @@ class Practices:
         kept = self._prompts_of("SELECT turn_id FROM heldout_prompts WHERE person = ?", person)
         used = self._prompts_of("SELECT turn_id FROM samples WHERE person = ? AND origin = 'practice'", person)
         new = [prompt for prompt in turns if prompt not in kept | used]
-        missing = min(HELDOUT - len(kept & turns.keys()), len(new) // 2)
+        free = len(new) if len(turns) >= 2 * HELDOUT else len(new) // 2
+        missing = min(HELDOUT - len(kept & turns.keys()), free)
         kept |= set(new[: max(0, missing)])
         practised = [turn for prompt, turn in turns.items() if prompt not in kept]
         return practised[:most], [turn for prompt, turn in turns.items() if prompt in kept][:HELDOUT]

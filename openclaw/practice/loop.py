@@ -35,6 +35,7 @@ from openclaw.practice.plan import (
     distance,
     is_over,
     may_begin,
+    may_go_unmeasured,
     person_name,
     replies_of_round,
     reply_room,
@@ -113,7 +114,7 @@ class Due:
         series: their digest.
         rounds: those with the same lessons.
         practised: turns whose prompts may be practised.
-        heldout: turns whose prompts measure it; none if the person has a single prompt.
+        heldout: turns whose prompts measure it; none if the person has too few prompts.
     """
 
     person: str
@@ -230,7 +231,9 @@ class PracticeLoop:
         longest = min(settings.context, settings.budget) - 1
         names = [lesson.id for lesson in lessons]
         practised, heldout = ledger.practices.prompts(person, names, PROMPTS, longest)
-        return Due(person, now, lessons, series, rounds, practised, heldout) if practised else None
+        if not practised or not (heldout or may_go_unmeasured(rounds, len(practised), settings.rounds)):
+            return None
+        return Due(person, now, lessons, series, rounds, practised, heldout)
 
     def _read_now(self, person: str) -> list[Lesson]:
         """Return the lessons that a person's teacher reads now; none if the person's lessons are off."""
@@ -243,7 +246,7 @@ class PracticeLoop:
     async def practise(self, due: Due) -> None:
         """Measure how far the weights are from the teacher, and draw a round unless they are near or come no nearer.
 
-        A person with a single prompt practises it unmeasured, so that a first complaint works at once.
+        A person with few prompts practises them unmeasured, so that a first complaint works at once.
 
         Raises:
             EngineUnavailableError: the engine is away; nothing is recorded.

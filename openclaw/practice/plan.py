@@ -93,6 +93,14 @@ def may_begin(rounds: Sequence[Round], now: float, most: int) -> bool:
     return sum(each.at > now - DAY and each.outcome in ("drawn", "failed") for each in rounds) < most
 
 
+def may_go_unmeasured(rounds: Sequence[Round], prompts: int, most: int) -> bool:
+    """Return whether a round may begin that nothing measures: ``most`` for each of a person's ``prompts``, on whatever days.
+
+    Nothing else ends such practice, so a person who never comes back would practise the same prompt every day.
+    """
+    return sum(each.outcome == "drawn" and each.kl is None for each in rounds) < most * prompts
+
+
 def verdict_of(
     kl: float | None, rounds: Sequence[Round], *, measured: bool = True
 ) -> Literal["drawn", "reached", "stuck"]:

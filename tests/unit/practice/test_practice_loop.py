@@ -196,6 +196,42 @@ def test_a_single_prompt_is_practised_unmeasured_and_then_never_held_out(tmp_pat
     run.ledger.close()
 
 
+def test_a_single_prompt_is_not_practised_for_ever(tmp_path: Path) -> None:
+    """Nothing measures it, so a person who never comes back would practise it every day; a second prompt goes on."""
+    run = Run(tmp_path / "ledger.sqlite")
+    run.ledger.lessons.add(ALICE, "Answer in German.")
+    run.turn("first")
+    found = []
+    for rollout in range(6):
+        found.append(run.practise())
+        run.train(rollout)
+        run.now += 86401.0
+    assert found == ["drawn"] * 3 + [None] * 3
+    run.turn("second")
+    assert run.practise() == "drawn"
+    assert run.train(6) == 8
+    run.ledger.close()
+
+
+def test_prompts_that_come_one_by_one_are_measured_and_end_practice(tmp_path: Path) -> None:
+    """Each is practised before the next one comes, so there never are two that were not practised."""
+    run = Run(tmp_path / "ledger.sqlite")
+    run.ledger.lessons.add(ALICE, "Answer in German.")
+    for number in range(8):
+        run.turn(f"turn-{number}")
+        run.engine.gap = 1.0 - 0.1 * number
+        assert run.practise() == "drawn"
+        assert run.train(number)
+        run.now += 86401.0
+    held = {row["turn_id"] for row in run.ledger.database.rows("SELECT turn_id FROM heldout_prompts")}
+    used = {row["turn_id"] for row in run.ledger.database.rows("SELECT turn_id FROM samples WHERE origin = 'practice'")}
+    assert held == {"turn-3", "turn-4"}
+    assert held.isdisjoint(used)
+    run.engine.gap = 0.0
+    assert run.practise() == "reached"
+    run.ledger.close()
+
+
 def test_the_next_round_waits_for_the_weights_of_the_last_and_a_day_has_three(run: Run) -> None:
     assert run.practise() == "drawn"
     assert run.practise() is None, "its samples are ready"
