@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, TypeVar
 
 import ray
 from ray import ObjectRef
+from ray.exceptions import RayActorError
 
 from groundwork.people import mark_of
 from groundwork.process import Stopped
 from slime.args import Arguments
 from slime.backends.sglang_utils.engine import CACHE, WEIGHTS
-from slime.exceptions import LostError, TrainerError
+from slime.exceptions import EngineNodeLostError, LostError, TrainerError
 from slime.rollout.before_push import Canary, Offered
 from slime.utils.misc import should_run_periodic_action
 from slime.utils.run_logs import say
@@ -195,19 +196,29 @@ class Engines:
     def urls(self) -> list[str]:
         """Return where engines answer that may be offered a candidate.
 
-        None while the trainer has their GPUs, and none with a canary, which is asked before.
+        None while the trainer has their GPUs, and none with a canary, which is asked before. An engine whose actor is gone is
+        restarted first, in at most ``PUSH_ATTEMPTS`` attempts.
         """
         if self.alternate or not self.get_weights or self._args.canary_engine:
             return []
-        handles = self._processes.value(self._processes.manager.engine_handles())
-        return ray.get([handle.url() for handle in handles])
+        for attempt in range(1, PUSH_ATTEMPTS + 1):
+            handles = self._processes.value(self._processes.manager.engine_handles())
+            try:
+                return ray.get([handle.url() for handle in handles])
+            except (RayActorError, EngineNodeLostError):
+                if attempt == PUSH_ATTEMPTS:
+                    raise
+                logger.exception("the actor of an engine is gone (attempt %d); restarting it", attempt)
+                self.look_after()
+        raise AssertionError("the last attempt returns or raises")
 
     def offer(self) -> Offered:
         """Give the trainer's weights to all engines before they are accepted; attempts again after an engine died of it.
 
         Engines that share their GPUs with the trainer sleep now, so none gets them.
         """
-        if not self.urls():
+        urls = self.urls()  # before the engines have it: a restart of one gives all of them what serves
+        if not urls:
             return Offered()
         self._offered = []
         for attempt in range(1, PUSH_ATTEMPTS + 1):
@@ -223,7 +234,7 @@ class Engines:
                 self.look_after()
         else:
             raise AssertionError("the last attempt breaks or raises")
-        self._offered = [Canary(url) for url in self.urls()]
+        self._offered = [Canary(url) for url in urls]
         return Offered(tuple(self._offered), sent.adapter, sent.digest)
 
     def end_trial(self, *, accepted: bool) -> None:

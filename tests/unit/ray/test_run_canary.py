@@ -339,6 +339,22 @@ def test_an_offer_is_sent_again_after_an_engine_died_of_it(world: World) -> None
     assert world.log == ["offer", "restarted [1]", "routed [1]", "offer"]
 
 
+def test_an_engine_whose_actor_is_gone_restarts_before_it_is_offered_an_update(world: World) -> None:
+    """Its process and its actor may die together, such as with its machine; the run goes on."""
+    gone = world.group.handles[1]
+    world.group.handles[1] = RemoteEngine(SimpleNamespace(url=Remote(ActorDiedError)))
+
+    def recreate() -> None:
+        world.group.handles[1] = gone
+        world.engines_restarted(1)
+
+    world.restart = recreate
+    offered = world.engines.offer()
+    assert [engine.url for engine in offered.engines] == [f"http://engine-{n}" for n in range(LAST + 1)]
+    assert not any(engine.ended for engine in offered.engines)
+    assert world.log == ["restarted [1]", "routed [1]", "offer"], "the restart took nothing back that was offered"
+
+
 def test_engines_that_sleep_while_the_trainer_works_get_no_offer(world: World) -> None:
     world.engines.sleep = True
     assert world.engines.offer() == Offered()
