@@ -5,7 +5,7 @@ these words and the person's own lessons, never the request, a tool result, or a
 `MAX_TYPED` characters counts as pasted, and another key's comment is not the person's (`typed_words`). No words, no question. A judge that follows instructions must confirm in a
 second answer that the wish is a standing one. A tiny judge (``OPENCLAW_JUDGE_PROMPTS=brief``) and a Python class are asked for their
 hint on these words, and see the reply as in any hint. A tiny judge only says whether there is a wish: it repeats words with slips, so
-the lesson quotes the person (`openclaw.judge.prompts.brief_lesson`). A failure costs the lesson, never the verdict, and withdraws no
+the lesson quotes the person (`openclaw.lessons.lesson.quotation`). A failure costs the lesson, never the verdict, and withdraws no
 earlier lesson. While a person's lessons are off, nothing is read. Every complaint is counted with what became of it.
 """
 
@@ -21,14 +21,14 @@ from typing import Any, Literal
 from openclaw.exceptions import EngineRefusedError, EngineUnavailableError
 from openclaw.judge.answers import longest_hint
 from openclaw.judge.interface import Judge, Question
-from openclaw.judge.prompts import brief_lesson, lesson_messages, standing_messages
+from openclaw.judge.prompts import lesson_messages, standing_messages
 from openclaw.judge.voting import JudgeMetrics
 from openclaw.ledger.exceptions import LedgerError
 from openclaw.ledger.feedback import Opinion, judged_messages, opinion
 from openclaw.ledger.lessons import Birth, Wish
 from openclaw.ledger.records import Feedback, Turn, Verdict, Vote
 from openclaw.ledger.store import Ledger
-from openclaw.lessons.lesson import Lesson, Mode, UnusableLessonError, usable_lesson
+from openclaw.lessons.lesson import Lesson, Mode, UnusableLessonError, quotation, usable_lesson
 from openclaw.messages.classify import is_internal, message_side_kind, user_words
 from openclaw.owners import episode_of, owner_of, owner_of_key, root
 
@@ -150,7 +150,7 @@ class LessonWriter:
         hint = longest_hint(votes)
         if hint is None:
             return _outcome(votes)
-        return _usable(brief_lesson(words) if self._reads == "quote" else hint, turn, None)
+        return _usable(quotation(words) if self._reads == "quote" else hint, turn, None)
 
     async def _followed(self, turn: Turn, words: str, known: Sequence[Lesson]) -> Birth | str:
         question = Question("", (), prompt=lesson_messages(words, [lesson.text for lesson in known]))

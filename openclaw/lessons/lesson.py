@@ -49,6 +49,8 @@ ENOUGH_DISLIKES = 3
 CONFIRMED_LIKES = 10
 """Liked replies without a learned lesson, and none disliked, that confirm that the weights satisfy it."""
 UNUSED_DAYS = 90
+QUOTE = "The user said: "
+"""How a lesson begins that quotes its person."""
 ALIKE = 0.6
 """Least Jaccard index of the words of two lessons that are about the same."""
 
@@ -369,13 +371,19 @@ FILLERS = frozenset(["please", "kindly", "just", "the", "a", "an", "all", "bitte
 Relation = Literal["same", "contrary", "other"]
 
 
+def quotation(words: str) -> str:
+    """Return the lesson of a judge that cannot put a complaint into other words: what the person typed, as such."""
+    return f"{QUOTE}{words}"
+
+
 def relation(one: str, other: str) -> Relation:
     """Return whether two lessons say the same, contradict each other, or are about different things.
 
     They say the same if they have the same words in the same order, but for `FILLERS` and for a part that moved from the end
     to the beginning: "Use metric units, not imperial." in another order is another wish. They contradict each other if they
     have the same words in another order, or if they differ in a negation or a number while one has all topics of the other.
-    A different topic is a different wish: "Answer in German." and "Answer in English." are ``other``.
+    A different topic is a different wish: "Answer in German." and "Answer in English." are ``other``. The words of a quotation
+    alone count, not those that introduce it (`quotation`).
     """
     first, second = _words(one), _words(other)
     if {*first} == {*second}:
@@ -389,7 +397,8 @@ def relation(one: str, other: str) -> Relation:
 
 
 def _words(text: str) -> list[str]:
-    return [word for word in WORD.findall(text.casefold().replace("’", "'")) if word not in FILLERS]
+    said = text.removeprefix(QUOTE).casefold().replace("’", "'")
+    return [word for word in WORD.findall(said) if word not in FILLERS]
 
 
 def _is_topic(word: str) -> bool:

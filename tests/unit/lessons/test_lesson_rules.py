@@ -22,6 +22,7 @@ from openclaw.lessons.lesson import (
     judged_move,
     may_move,
     moved_to,
+    quotation,
     relation,
     usable_lesson,
 )
@@ -149,6 +150,9 @@ def test_a_usable_lesson_is_one_short_visible_line(text: str) -> None:
         ("Use metric units.", "Answer in German.", "other"),
         ("回答要短", "回答要长", "contrary"),
         ("回答要短", "用德语写", "other"),
+        (quotation("Shorter please."), quotation("No emojis."), "other"),
+        (quotation("Use bold."), quotation("Don't use bold."), "contrary"),
+        (quotation("Keep answers short."), "Keep answers short.", "same"),
     ],
 )
 def test_lessons_repeat_or_contradict_each_other(one: str, other: str, expected: str) -> None:
