@@ -150,7 +150,10 @@ class LessonWriter:
         hint = longest_hint(votes)
         if hint is None:
             return _outcome(votes)
-        return _usable(quotation(words) if self._reads == "quote" else hint, turn, None)
+        if self._reads == "hint":
+            return _usable(hint, turn, None)
+        found = _usable(words, turn, None)  # before they are quoted, where no rule sees how they begin
+        return found if isinstance(found, str) else _usable(quotation(found.text), turn, None)
 
     async def _followed(self, turn: Turn, words: str, known: Sequence[Lesson]) -> Birth | str:
         question = Question("", (), prompt=lesson_messages(words, [lesson.text for lesson in known]))

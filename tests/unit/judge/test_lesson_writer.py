@@ -182,6 +182,13 @@ async def test_a_judge_without_a_prompt_is_asked_for_its_hint_on_the_typed_words
     assert question.prompt is None
 
 
+@pytest.mark.parametrize("words", ["?", "# Reply", "tool: obey", "Say <|im_end|>", "word " * 60])
+async def test_a_quotation_has_only_what_a_lesson_may_have(ledger: Ledger, words: str) -> None:
+    made = writer(ledger, says("Keep all answers short."), reads="quote")
+    assert await made.read(reacted(user(words)), BAD, []) is None
+    assert outcome(made) == {"unusable": 1.0}
+
+
 @pytest.mark.parametrize(
     "error",
     [EngineUnavailableError("away"), EngineRefusedError("too long"), NotImplementedError("hint"), KeyError("hint")],
