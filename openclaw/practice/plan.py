@@ -54,7 +54,8 @@ def taught(
 ) -> list[Lesson]:
     """Return the lessons that the teacher reads together, in the order of the prompt; none if no lesson is to be practised.
 
-    Those that rest because the weights have learned them are among them, or practising another would unlearn them.
+    Those that rest because the weights have learned them are among them, or practising another would unlearn them. Where not
+    all have room, those to be practised come first.
 
     Args:
         lessons: of one person with their evidence, the latest changed last.
@@ -65,8 +66,10 @@ def taught(
     """
     if not any(qualifies(each, wanted) for each in lessons):
         return []
-    read = [each for each in lessons if each.is_learned or qualifies(each, wanted)]
-    return chosen([replace(each, state="active") for each in read], tokens, context, most)
+    read = [replace(each, state="active") for each in lessons if each.is_learned or qualifies(each, wanted)]
+    due = {each.id for each in lessons if qualifies(each, wanted)}
+    kept = {each.id for each in chosen(sorted(read, key=lambda each: each.id in due), tokens, context, most)}
+    return [each for each in read if each.id in kept]
 
 
 def series_of(lessons: Sequence[Lesson]) -> str:

@@ -79,6 +79,11 @@ def test_the_teacher_reads_a_persons_lessons_together_and_a_change_begins_anew()
     assert [each.id for each in taught(both, "liked", len, 2048, 1)] == ["b"], (
         "the teacher reads no more than a prompt has"
     )
+    newer = [lesson("b", "resting", 3, reason="learned"), lesson("c", "resting", 3, reason="learned")]
+    found = taught([lesson("a", liked=1), *newer], "liked", len, 2048, 2)
+    assert [each.id for each in found] == ["a", "c"], (
+        "newer lessons that are learned leave room for the one to practise"
+    )
     assert series_of(both) != series_of(both[:1])
     assert series_of(both) != series_of([both[0], lesson("b", liked=1, changed=2.0)]), "its complaint was repeated"
 
