@@ -24,6 +24,7 @@ MOVES = 1e-5
 """Nats per token by which the trainer's log probabilities have to move before an engine that did not move is stale."""
 PART = 0.01
 """The share of the trainer's movement that an engine with the update shows at least."""
+AS_USUAL = "every reward is as usual, so there is nothing to learn"
 FEWEST_ANSWERS = 3
 LOST = 0.5
 """The share of lost judge answers above which a batch is not trusted."""
@@ -59,6 +60,7 @@ class Facts:
     Attributes:
         loss_tokens: tokens with loss.
         signal_share: share of samples with an advantage that is not zero, or with a teacher.
+        as_usual: whether each reward is what the same person's reactions always say, so that no advantage is left of it.
         gradients: norm of each step's gradient.
         update_rms: root mean square of what the steps changed each weight by.
         judge_asked: judge answers that were asked for since the last update.
@@ -75,6 +77,7 @@ class Facts:
 
     loss_tokens: float | None = None
     signal_share: float | None = None
+    as_usual: bool = False
     gradients: Sequence[float] = ()
     update_rms: float | None = None
     judge_asked: int = 0
@@ -178,6 +181,11 @@ def _verdict(*, red: bool) -> Verdict:
     return "red" if red else "green"
 
 
+def _content(facts: Facts) -> bool:
+    """Return whether there is nothing to learn, because everybody reacts as always; that is no fault."""
+    return facts.as_usual and facts.signal_share is not None and facts.signal_share <= 0
+
+
 def _tokens(facts: Facts, bounds: GateVariables) -> tuple[Verdict, str]:
     if facts.loss_tokens is None:
         return UNKNOWN, "not measured"
@@ -187,12 +195,16 @@ def _tokens(facts: Facts, bounds: GateVariables) -> tuple[Verdict, str]:
 def _advantages(facts: Facts, bounds: GateVariables) -> tuple[Verdict, str]:
     if facts.signal_share is None:
         return UNKNOWN, "the loss reads no advantages"
+    if _content(facts):
+        return UNKNOWN, AS_USUAL
     return _verdict(red=facts.signal_share <= 0), f"{facts.signal_share:.0%} of the samples have one"
 
 
 def _gradient(facts: Facts, bounds: GateVariables) -> tuple[Verdict, str]:
     if not facts.gradients:
         return UNKNOWN, "no step was taken"
+    if _content(facts) and not any(facts.gradients):
+        return UNKNOWN, AS_USUAL
     worst = min(facts.gradients, key=lambda norm: (math.isfinite(norm), norm))
     red = not math.isfinite(worst) or max(facts.gradients) == 0
     return _verdict(red=red), f"norms of {len(facts.gradients)} steps, the smallest {worst:.3g}"
@@ -202,6 +214,8 @@ def _update(facts: Facts, bounds: GateVariables) -> tuple[Verdict, str]:
     moved = facts.update_rms
     if moved is None:
         return UNKNOWN, "not measured"
+    if _content(facts) and moved == 0:
+        return UNKNOWN, AS_USUAL
     return _verdict(red=not math.isfinite(moved) or moved == 0), f"weights moved by {moved:.3g} (root mean square)"
 
 
@@ -306,7 +320,7 @@ CHECKS: tuple[Check, ...] = (
     Check(
         "advantages",
         _advantages,
-        "all advantages are zero, and no sample has a teacher",
+        "all advantages are zero although a reward is not as usual, and no sample has a teacher",
         "nothing of the batch says what was good or bad",
         "look at the judge's scores: all alike scores teach nothing",
         "MetaClaw PR #47",

@@ -311,6 +311,7 @@ class Gate:
             policies.candidate.trained,
             patiently(lambda: ledger.decisions.judge_answers(person)),
             patiently(ledger.decisions.accepted_flags),
+            as_usual=patiently(lambda: ledger.samples.as_usual(rollout_id)),
         )
         certificate = certify(facts, bounds) if bounds.gate_certificate else Certificate()
         flags = facts.unused if finding.accepted and certificate.red == [OPTIONS] else ()

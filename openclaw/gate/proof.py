@@ -36,12 +36,22 @@ ANSWER_SECONDS = 60.0
 POLL_SECONDS = 0.2
 
 
-def facts_of_trainer(trained: Trained, judged: JudgeAnswers, accepted: Collection[str]) -> Facts:
-    """Return what needs no engine; ``accepted``: flags without effect that a person has accepted."""
+def facts_of_trainer(
+    trained: Trained, judged: JudgeAnswers, accepted: Collection[str], *, as_usual: bool = False
+) -> Facts:
+    """Return what needs no engine.
+
+    Args:
+        trained: what the trainer says.
+        judged: the judge's answers.
+        accepted: flags without effect that a person has accepted.
+        as_usual: whether each reward of the batch is as its person's earlier ones.
+    """
     metrics = trained.metrics
     return Facts(
         loss_tokens=metrics.get("rollout/loss_tokens"),
         signal_share=metrics.get("rollout/signal_share"),
+        as_usual=as_usual,
         gradients=[step["train/grad_norm"] for step in trained.steps if "train/grad_norm" in step],
         update_rms=metrics.get("rollout/update_rms"),
         judge_asked=judged.asked,

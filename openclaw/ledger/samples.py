@@ -33,7 +33,7 @@ from openclaw.ledger.database import Database, move_samples
 from openclaw.ledger.decisions import OF_STEPS, align, line_of, people_of_steps
 from openclaw.ledger.feedback import fix_rewards
 from openclaw.ledger.lessons import Lessons
-from openclaw.ledger.records import Origin
+from openclaw.ledger.records import BASELINE, Origin
 from openclaw.owners import owner_of, prefixes, root
 from slime.utils.types import Sample
 
@@ -397,6 +397,15 @@ class Samples:
             (rollout_id, *OF_STEPS),
         )
         return rows[0]["person"] if len(rows) == 1 else None
+
+    def as_usual(self, rollout_id: int) -> bool:
+        """Return whether each reward of a leased batch equals its baseline, so that a comparison leaves no advantage of it."""
+        rows = self._database.rows(
+            "SELECT json_extract(sample, '$.reward') = json_extract(sample, ?) AS equal FROM samples"
+            " WHERE rollout_id = ? AND state = 'leased'",
+            (f"$.metadata.{BASELINE}", rollout_id),
+        )
+        return bool(rows) and all(row["equal"] for row in rows)
 
     def earlier_rewards(self, owner: str, role: str, limit: int) -> list[float]:
         """Return the last rewards that an owner gave in a role, as `ReactionReward` has them, newest first."""

@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 
 from openclaw.config.runtime_variables import GateVariables
+from openclaw.credit.baseline import WINDOW
 from openclaw.engine.client import CACHE_KEY
 from openclaw.gate import accept, proof
 from openclaw.gate.plugin import Gate
 from openclaw.ledger.decisions import DecisionRecord
 from openclaw.ledger.records import Verdict, Vote
 from openclaw.ledger.store import Ledger
+from openclaw.owners import stored_id
 from slime.rollout.before_push import Canary, Decision, Offered, Policies, Trained
 from tests.helpers.probes import judged, leased_batch
 from tests.helpers.rollout_args import rollout_args
@@ -106,18 +108,18 @@ class World:
         self.candidate = Candidate("1", lambda probe: UPDATED)
         self.candidate.url, self.candidate.trained = url, TRAINED
 
-    def decide(self, bounds: GateVariables = BOUNDS) -> Decision:
+    def decide(self, bounds: GateVariables = BOUNDS, rollout_id: int = 0) -> Decision:
         serving = Asked("0", lambda probe: BEFORE)
-        return Gate(self.args, self.ledger, bounds).decide(0, Policies(serving, self.candidate))
+        return Gate(self.args, self.ledger, bounds).decide(rollout_id, Policies(serving, self.candidate))
 
     def certified(self) -> DecisionRecord:
         record = self.ledger.decisions.last_certified()
         assert record is not None
         return record
 
-    def red(self) -> set[str]:
+    def red(self, rollout_id: int = 0) -> set[str]:
         """Decide, and return the red lines of what was recorded; a red certificate refuses."""
-        decision = self.decide()
+        decision = self.decide(rollout_id=rollout_id)
         record = self.certified()
         assert record.certificate is not None
         lines = {line["name"] for line in record.certificate["lines"] if line["verdict"] == "red"}
@@ -182,6 +184,22 @@ def test_a_fault_of_the_step_stops_the_publication_before_any_engine_has_it(
     assert world.red() == {line}
     assert world.candidate.offers == 0
     assert ADAPTER not in {request.get("lora_path") for request in world.engine.requests}
+
+
+def test_a_content_person_has_nothing_to_teach_and_no_update_is_refused_for_it(world: World) -> None:
+    """After as many equal rewards as a baseline looks at, every advantage of the next batch is zero."""
+    for number in range(WINDOW):
+        judged(world.ledger, f"content-{number}", 1, session=stored_id("alice", str(number)))
+    world.ledger.samples.claim(1, 2 * WINDOW)
+    for number in range(2):
+        judged(world.ledger, f"as-usual-{number}", 1, session=stored_id("alice", f"next-{number}"))
+    world.ledger.samples.claim(2, 2)
+    nothing = {**METRICS, "rollout/signal_share": 0.0, "rollout/update_rms": 0.0}
+    world.candidate.trained = Trained(nothing, [{"train/grad_norm": 0.0}])
+    assert world.red(0) == {"advantages", "gradient", "update"}, "the first batch has rewards that are not as usual"
+    assert world.red(2) == set()
+    world.candidate.trained = Trained(nothing, [{"train/grad_norm": float("nan")}, {"train/grad_norm": 0.0}])
+    assert world.red(2) == {"gradient"}
 
 
 def test_a_judge_whose_answers_are_lost_stops_the_publication(world: World) -> None:
