@@ -196,7 +196,8 @@ class LedgerDataSource(DataSource):
         """Note that the batch of ``rollout_id`` goes to the trainer."""
         self.pace.taken(due)
         if due.person is not None:
-            self._people = {rollout_id: due.person, **{known: self._people[known] for known in list(self._people)[:8]}}
+            earlier = [known for known in self._people if known != rollout_id][:8]
+            self._people = {rollout_id: due.person, **{known: self._people[known] for known in earlier}}
 
     def person_of(self, rollout_id: int) -> str | None:
         """Return whose adapter the step of ``rollout_id`` trained; None without an adapter per person."""

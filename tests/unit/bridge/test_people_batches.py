@@ -79,6 +79,18 @@ def test_each_batch_and_step_is_one_persons(source: LedgerDataSource) -> None:
     assert live == {ALICE: "1", BOB: "1", None: None}
 
 
+def test_a_batch_that_is_collected_again_is_of_whom_it_has_now(source: LedgerDataSource) -> None:
+    """The trainer died with Alice's batch; her samples are gone when the rollout of this number is collected again."""
+    say(source, ALICE, "0", "1")
+    assert batch(source, 0).person == ALICE
+    source.load(-1)
+    source.ledger.sessions.forget_person(ALICE)
+    say(source, BOB, "0", "1")
+    assert batch(source, 0).person == BOB
+    source.weights_live(0, "1")
+    assert [source.ledger.samples.live_weight_version(person) for person in (ALICE, BOB)] == [None, "1"]
+
+
 def test_staleness_counts_a_persons_own_updates(source: LedgerDataSource) -> None:
     """The recorded replies are of version 1."""
     for rollout_id in range(3):
