@@ -271,6 +271,8 @@ def test_whose_candidate_somebody_deleted_is_served_by_the_base(tiny_random_mode
     actor.publish(1)
     actor.update_weights()
     assert (serving(tmp_path, P), (people_folder(tmp_path) / P).exists()) == ("base", False)
+    actor.update_weights()  # an engine started again, or awoke after a checkpoint
+    assert (serving(tmp_path, P), (people_folder(tmp_path) / P).exists()) == ("base", False)
     assert update(args, actor, P, 0) == "1"
     actor.save(2)
     actor.publish(2)

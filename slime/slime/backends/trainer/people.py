@@ -383,8 +383,8 @@ class Publishing:
         self._told = False
 
     def push(self, weights: Weights, version: str) -> None:
-        """Let ``version`` serve the person that is in, unless it does."""
-        if version != str(self._people.versions.live):
+        """Let ``version`` serve the person that is in, unless it does, or nobody is in since this one was forgotten."""
+        if self._people.mark is not None and version != str(self._people.versions.live):
             self._people.publish()
         if not self._told:
             self._engines.serve(version)
