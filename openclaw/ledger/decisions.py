@@ -664,8 +664,11 @@ def align(connection: sqlite3.Connection, line: Line, last: int, at: float, pers
 
     Only batches of a person's adapter are touched, or with None those of the weights that everybody shares.
     """
-    of_person, names = _batches_of(person)
-    known, has = f"{of_person} AND rollout_id > {line.known} AND rollout_id <= {last}", line.has("rollout_id")
+    of_batch, batch_names = _batches_of(person)
+    # Another person may have had a batch of the same number, before a restart or after it.
+    own, names = (of_batch, batch_names) if person is None else (f"person = ? AND {of_batch}", (person, *batch_names))
+    numbers, has = f"rollout_id > {line.known} AND rollout_id <= {last}", line.has("rollout_id")
+    known = f"{own} AND {numbers}"
     again = connection.execute(
         f"SELECT id FROM samples WHERE state = 'dropped' AND {known} AND {has} AND reason = ?", (*names, ROLLBACK)
     ).fetchall()
@@ -674,7 +677,9 @@ def align(connection: sqlite3.Connection, line: Line, last: int, at: float, pers
             "UPDATE samples SET state = ?, reason = NULL WHERE id = ?", [(state, row["id"]) for row in again]
         )
     dropped = move_samples(connection, "unlearn", f"{known} AND NOT {has}", names, reason=ROLLBACK)
-    connection.execute(f"UPDATE forgotten_samples SET rollout_id = NULL WHERE {known} AND NOT {has}", names)
+    connection.execute(
+        f"UPDATE forgotten_samples SET rollout_id = NULL WHERE {of_batch} AND {numbers} AND NOT {has}", batch_names
+    )
     connection.execute(
         f"UPDATE steps SET undone_at = ? WHERE undone_at IS NULL AND {known} AND NOT {has} AND NOT {line.is_rollback()}",
         (at, *names),
@@ -689,7 +694,10 @@ def align(connection: sqlite3.Connection, line: Line, last: int, at: float, pers
 
 def _revive(connection: sqlite3.Connection, known: str, names: tuple[str, ...], has: str, is_rollback: str) -> None:
     """Let the newest step and decision of batches that are trained again count again."""
-    trained = "EXISTS (SELECT 1 FROM samples WHERE samples.rollout_id = {0}.rollout_id AND samples.state = 'trained')"
+    trained = (
+        "EXISTS (SELECT 1 FROM samples WHERE samples.rollout_id = {0}.rollout_id AND samples.state = 'trained'"
+        " AND ({0}.person IS NULL OR samples.person = {0}.person))"
+    )
     of_rollback = (
         "EXISTS (SELECT 1 FROM decisions WHERE kind = 'rollback' AND decisions.rollout_id = steps.rollout_id"
         " AND decisions.weight_version = steps.weight_version)"

@@ -117,6 +117,23 @@ def test_a_restored_checkpoint_undoes_everybodys_later_steps(ledger: Ledger) -> 
     assert [ledger.samples.live_weight_version(person) for person in (ALICE, BOB)] == ["1", "1"]
 
 
+def test_a_batch_number_that_was_another_persons_before_a_restart_is_not_taken_back(ledger: Ledger) -> None:
+    """Batch 1 was alice's until the trainer died, and is bob's after it."""
+    step(ledger, 0, ALICE, "1")
+    step(ledger, 1, ALICE, "2")
+    ledger.samples.reconcile(0)
+    bobs = step(ledger, 1, BOB, "1")
+    alices = [sample.metadata["ledger_id"] for sample in ledger.samples.claim(2, 2, person=ALICE)]
+    ledger.samples.record_step(2, "2", 3.0, 4.0, ALICE)
+    ledger.samples.mark_trained(2)
+    assert ledger.decisions.record_rollback(0, 2, "3", 9.0, ALICE, "1") == len(alices)
+    assert moves(ledger, alices) == {("dropped", ROLLBACK)}
+    assert moves(ledger, bobs) == {("trained", None)}
+    assert ledger.samples.live_weight_version(BOB) == "1"
+    assert ledger.samples.reconcile(2) == {"trained": 0, "ready": 0}
+    assert (moves(ledger, bobs), ledger.samples.live_weight_version(BOB)) == ({("trained", None)}, "1")
+
+
 def test_refusals_and_acceptance_are_a_persons_own(ledger: Ledger) -> None:
     alices = refuse(ledger, 0, ALICE)
     bobs = [sample for batch in (1, 2, 3) for sample in refuse(ledger, batch, BOB)]
