@@ -567,12 +567,15 @@ class Decisions:
         return dropped
 
     def batch_of_version(self, person: str, weight_version: str) -> int | None:
-        """Return the last batch in a version of a person's adapter; -1 for version 0, None for one that the ledger does not know."""
+        """Return the last batch in a version of a person's adapter; -1 for version 0, None for one that the ledger does not know.
+
+        A version that was trained anew after a loss is the newer one.
+        """
         rows = self._database.rows(
-            "SELECT MAX(rollout_id) AS last FROM steps WHERE person = ? AND weight_version = ?",
+            "SELECT rollout_id FROM steps WHERE person = ? AND weight_version = ? ORDER BY number DESC LIMIT 1",
             (person, weight_version),
         )
-        return rows[0]["last"] if rows[0]["last"] is not None else -1 if weight_version == "0" else None
+        return rows[0]["rollout_id"] if rows else -1 if weight_version == "0" else None
 
     def last_batch(self, person: str) -> int:
         """Return the last batch that a person's adapter was trained with; -1 before the first."""

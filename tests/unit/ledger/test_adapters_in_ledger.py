@@ -134,6 +134,15 @@ def test_a_batch_number_that_was_another_persons_before_a_restart_is_not_taken_b
     assert (moves(ledger, bobs), ledger.samples.live_weight_version(BOB)) == ({("trained", None)}, "1")
 
 
+def test_a_version_is_of_the_batch_that_made_it_last(ledger: Ledger) -> None:
+    """Version 1 was made by batch 3 until the trainer died, and again by batch 1 after it."""
+    step(ledger, 3, ALICE, "1")
+    ledger.samples.reconcile(-1)
+    ledger.samples.record_step(1, "1", 5.0, 6.0, ALICE)
+    ledger.samples.record_step(2, "2", 7.0, 8.0, ALICE)
+    assert ledger.decisions.batch_of_version(ALICE, "1") == 1
+
+
 def test_refusals_and_acceptance_are_a_persons_own(ledger: Ledger) -> None:
     alices = refuse(ledger, 0, ALICE)
     bobs = [sample for batch in (1, 2, 3) for sample in refuse(ledger, batch, BOB)]
