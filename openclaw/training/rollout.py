@@ -90,7 +90,7 @@ class LedgerDataSource(DataSource):
             lambda: self.runtime.under_way(),
             per_person=self.per_person,
         )
-        self._people: dict[int, str] = {}
+        self._people: dict[int, tuple[str, float]] = {}
         self.stopped = threading.Event()
         self.closed_seconds = 0.0
         self._closed_at: float | None = None
@@ -197,14 +197,15 @@ class LedgerDataSource(DataSource):
         self.pace.taken(due)
         if due.person is not None:
             earlier = [known for known in self._people if known != rollout_id][:8]
-            self._people = {rollout_id: due.person, **{known: self._people[known] for known in earlier}}
+            now = (due.person, time.time())
+            self._people = {rollout_id: now, **{known: self._people[known] for known in earlier}}
 
     def person_of(self, rollout_id: int) -> str | None:
         """Return whose adapter the step of ``rollout_id`` trained; None without an adapter per person."""
         if not self.per_person:
             return None
         known = self._people.get(rollout_id)
-        return self.ledger.samples.person_of(rollout_id) if known is None else known
+        return self.ledger.samples.person_of(rollout_id) if known is None else known[0]
 
     def live_version(self, person: str | None) -> str | None:
         """Return the version that answers a person, or everybody without an adapter per person; None before the first step."""
@@ -219,7 +220,8 @@ class LedgerDataSource(DataSource):
 
         def record() -> None:
             person = self.person_of(rollout_id)
-            if person is not None and not self.ledger.sessions.knows(person):
+            _, collected = self._people.get(rollout_id, (None, trained))
+            if person is not None and not self.ledger.sessions.knows(person, collected):
                 logger.warning("rollout %d: its person was forgotten meanwhile, so the adapter goes, too", rollout_id)
                 forget_adapter(self.args.run_dir, person)
                 return

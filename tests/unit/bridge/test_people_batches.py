@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from groundwork.people import mark_of
 from groundwork.private_files import private_folder
-from lab.testkit.ledger_records import judged_sample
+from lab.testkit.ledger_records import judged_sample, make_turn
 from openclaw.owners import stored_id
 from openclaw.runtime.process import RuntimeSupervisor
 from openclaw.training import rollout
@@ -128,6 +129,17 @@ def test_an_update_of_a_person_who_was_forgotten_meanwhile_leaves_no_adapter(sou
     assert not folder.exists()
     assert people.Book(people.people_folder(source.args.run_dir)).lines() == {}
     assert source.ledger.views.step_count() == 0
+
+
+def test_who_was_forgotten_and_came_back_meanwhile_gets_no_adapter_of_before(source: LedgerDataSource) -> None:
+    say(source, ALICE, "0", "1")
+    assert batch(source, 0).person == ALICE
+    source.ledger.sessions.forget_person(ALICE)
+    source.ledger.turns.record(make_turn("new", session_id=stored_id(ALICE, "new"), created_at=time.time() + 60.0))
+    folder = adapter(Path(source.args.run_dir), ALICE)
+    source.weights_live(0, "1")
+    assert not folder.exists()
+    assert source.live_version(ALICE) == "0", "the base, as engines say"
 
 
 def test_what_is_due_while_everybody_is_paused_or_silent(source: LedgerDataSource) -> None:
