@@ -220,6 +220,9 @@ class LedgerDataSource(DataSource):
 
         def record() -> None:
             person = self.person_of(rollout_id)
+            if self.per_person and person is None:
+                logger.warning("rollout %d: its samples were deleted meanwhile, so its step is nobody's", rollout_id)
+                return
             _, collected = self._people.get(rollout_id, (None, trained))
             if person is not None and not self.ledger.sessions.knows(person, collected):
                 logger.warning("rollout %d: its person was forgotten meanwhile, so the adapter goes, too", rollout_id)

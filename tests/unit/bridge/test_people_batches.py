@@ -142,6 +142,13 @@ def test_who_was_forgotten_and_came_back_meanwhile_gets_no_adapter_of_before(sou
     assert source.live_version(ALICE) == "0", "the base, as engines say"
 
 
+def test_a_step_whose_samples_are_gone_after_a_restart_is_not_everybodys(source: LedgerDataSource) -> None:
+    """The manager that collected the batch died before the step was told."""
+    source.ledger.samples.record_step(0, "1", 1.0, 2.0, BOB)
+    source.weights_live(1, "2")
+    assert [each.person for each in source.ledger.views.newest_steps(9)] == [BOB]
+
+
 def test_what_is_due_while_everybody_is_paused_or_silent(source: LedgerDataSource) -> None:
     say(source, ALICE, "0")
     say(source, BOB, "0")
