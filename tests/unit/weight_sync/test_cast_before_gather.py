@@ -119,3 +119,17 @@ def test_megatron_gathers_in_the_type_of_the_push_unless_it_merges(
     found = dict(weights.full_weights(model, shape, dtype=torch.bfloat16))
     assert gathered == [expected]
     assert torch.equal(bits(found["weight"]), bits(model.weight.to(torch.bfloat16)))
+
+
+def test_adapters_are_sent_without_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    sides = nn.Parameter(torch.ones(2, 4)), nn.Parameter(torch.ones(4, 2))
+    linear = SimpleNamespace(targets=["q_proj"], pair=lambda name: sides, is_row=False, prefix="", scale=1.0)
+    model = SimpleNamespace(adapters=SimpleNamespace(linears=lambda: [linear]))
+    whole = SimpleNamespace(
+        get_tensor_model_parallel_group=lambda: None,
+        get_pipeline_model_parallel_group=lambda: None,
+        get_pipeline_model_parallel_rank=lambda: 0,
+    )
+    monkeypatch.setattr(weights, "groups", lambda: whole)
+    found = weights.adapter_weights(model, of=lambda value: value.to(torch.bfloat16))
+    assert [value.requires_grad for value in found.values()] == [False, False]

@@ -309,13 +309,13 @@ def full_weights(
     yield from _of_all_stages(model, lambda: _stage_weights(model, shape, cast), dtype)
 
 
-@torch.no_grad()
 def begin_adapters(model: Any, seed: int) -> None:
     """Set all adapters of the unwrapped ``model`` to their first values, see `LinearLora.begin`."""
     for linear in model.adapters.linears():
         linear.begin(seed)
 
 
+@torch.no_grad()
 def adapter_weights(model: Any, *, of: Of = torch.Tensor.detach) -> dict[str, Tensor]:
     """Return the adapters of the unwrapped ``model`` under PEFT's file names, whole, on the CPU; collective over all ranks."""
 
