@@ -17,6 +17,7 @@ change waits for another process's. One process changes it in a run, rank 0 of t
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -229,7 +230,7 @@ def prune(run_dir: str | Path, mark: str, held: Collection[str] = (), kept: int 
         stays |= {folder_of(people, version.name).name for version in lines[mark]}
     for folder in _folders(people / mark):
         if folder.name not in stays:
-            shutil.rmtree(folder)
+            _delete(folder)
 
 
 def forget(run_dir: str | Path, mark: str) -> None:
@@ -245,8 +246,7 @@ def forget(run_dir: str | Path, mark: str) -> None:
         return
     with _changing(people) as lines:
         lines.pop(mark, None)
-    if (people / mark).is_dir():
-        shutil.rmtree(people / mark)
+    _delete(people / mark)
 
 
 def _parts(name: str) -> tuple[int, int, str]:
@@ -258,7 +258,22 @@ def _parts(name: str) -> tuple[int, int, str]:
 
 
 def _folders(folder: Path) -> list[Path]:
-    return [path for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
+    try:
+        return [path for path in folder.iterdir() if path.is_dir()]
+    except FileNotFoundError:
+        return []
+
+
+def _delete(folder: Path) -> None:
+    """Delete a folder if it is there, also while another process deletes it, or puts something into it."""
+    while folder.is_dir():
+        try:
+            shutil.rmtree(folder)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            if error.errno != errno.ENOTEMPTY:
+                raise
 
 
 def _parsed(text: bytes) -> Lines:

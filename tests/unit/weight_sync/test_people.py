@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -194,3 +195,32 @@ def test_forgetting_a_person_leaves_nothing_of_him(tmp_path: Path) -> None:
     assert (names(tmp_path, BERT), names(tmp_path, ANNA)) == ([kept], [])
     with pytest.raises(PeopleError, match="is not a person's mark"):
         people.forget(tmp_path, "..")
+
+
+@pytest.mark.parametrize("meanwhile", ["the trainer prunes", "the trainer stores", "another command forgets"])
+def test_two_processes_delete_and_write_at_the_same_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, meanwhile: str
+) -> None:
+    for number in range(1, 4):
+        people.publish(tmp_path, version_on_disk(tmp_path, number, ANNA))
+    mine, remove = people_folder(tmp_path) / ANNA, os.rmdir
+    left = ["first"]
+
+    def rmdir(path: Any, *arguments: Any, **keywords: Any) -> None:
+        if left and left.pop():
+            match meanwhile:
+                case "the trainer prunes":
+                    subprocess.run(["rm", "-r", *map(str, mine.iterdir())], check=True)
+                case "the trainer stores":
+                    version_on_disk(tmp_path, 9, ANNA)
+                case _:
+                    subprocess.run(["rm", "-r", str(mine)], check=True)
+        remove(path, *arguments, **keywords)
+
+    monkeypatch.setattr(os, "rmdir", rmdir)
+    if meanwhile == "another command forgets":
+        people.prune(tmp_path, ANNA, kept=1)
+    else:
+        people.forget(tmp_path, ANNA)
+        assert names(tmp_path, ANNA) == []
+    assert not mine.exists()
