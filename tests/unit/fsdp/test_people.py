@@ -285,6 +285,27 @@ def test_whose_candidate_somebody_deleted_is_served_by_the_base(tiny_random_mode
     actor.shutdown()
 
 
+def test_who_was_forgotten_after_a_skipped_step_does_not_return(tiny_random_model: Path, tmp_path: Path) -> None:
+    """The step gave no version, so the state had no folder of its own yet."""
+    save = {"save": str(tmp_path / "save")}
+    args, actor = start(tiny_random_model, tmp_path, **save)
+    update(args, actor, P, 0)
+    actor.let_in(P)
+    assert actor.train(1, data_of(args, 1, rewards=[float("nan")] * 5))["train/skipped_steps"] == 1.0
+    assert actor.update_weights() == "1"
+    forget(tmp_path, P)
+    actor.save(1)
+    actor.publish(1)
+    actor.update_weights()
+    assert not (people_folder(tmp_path) / P).exists()
+    assert update(args, actor, P, 0) == "1"
+    actor.shutdown()
+    forget(tmp_path, P)
+    args, actor = start(tiny_random_model, tmp_path, resume=True, load=save["save"], **save)
+    assert (serving(tmp_path, P), actor.let_in(P)) == ("base", "0")
+    actor.shutdown()
+
+
 def test_weights_that_left_the_device_are_published(
     tiny_random_model: Path, tmp_path: Path, alone: dict[str, list[str]]
 ) -> None:

@@ -216,8 +216,15 @@ class People:
     # Folders
 
     def settle(self) -> None:
-        """Make sure that who is in has a folder with the same state. The steps must be accepted."""
+        """Make sure that who is in has a folder with the same state, unless somebody has deleted this person's.
+
+        The steps must be accepted.
+        """
         if self.mark is None or self._clean:
+            return
+        self._forget_who_is_gone(self.mark)
+        if self.mark is None:
+            self._clean, self._candidate = True, None
             return
         name, self._candidate = self._candidate or self._store(), None
         self._people[self.mark].name = name
@@ -230,8 +237,10 @@ class People:
 
     def publish(self) -> None:
         """Let the state of who is in serve this person, unless somebody has deleted it meanwhile."""
-        self.settle()
         assert self.mark is not None, "call let_in first"
+        self.settle()
+        if self.mark is None:
+            return
         mark, name = self.mark, self._people[self.mark].name
         assert name is not None, "a version has a folder"
 
