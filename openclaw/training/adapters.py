@@ -7,10 +7,12 @@ Imports no torch.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from pathlib import Path
 
+from groundwork.checkpoint_names import STATE_OF_PERSON
 from groundwork.exceptions import ConfigError
 from groundwork.people import mark_of
 from groundwork.private_files import private_folder
@@ -28,6 +30,20 @@ def accepted_versions(run_dir: str | Path, person: str) -> tuple[Version, ...]:
         PeopleError: the book is unreadable.
     """
     return people.Book(people.people_folder(run_dir)).versions(mark_of(person))
+
+
+def batch_of(run_dir: str | Path, person: str, number: str) -> int | None:
+    """Return the last batch in an accepted version of a person's adapter, as its trainer says; None if it is not on disk.
+
+    Raises:
+        PeopleError: the book is unreadable.
+    """
+    folder = people.people_folder(run_dir)
+    for version in accepted_versions(run_dir, person):
+        state = people.folder_of(folder, version.name) / STATE_OF_PERSON
+        if str(version.number) == number and state.is_file():
+            return int(json.loads(state.read_text(encoding="utf-8"))["rollout_id"])
+    return None
 
 
 def export_adapter(run_dir: str | Path, person: str, to: Path) -> Version:

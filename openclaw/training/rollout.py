@@ -37,7 +37,7 @@ from openclaw.owners import owner_of, root
 from openclaw.runtime.process import RuntimeSupervisor
 from openclaw.runtime.start import start_runtime
 from openclaw.runtime.where import RUNTIME_LOG_NAME, chat_command, inspect_command, ledger_path, shown_path
-from openclaw.training.adapters import BASE_VERSION, forget_adapter
+from openclaw.training.adapters import BASE_VERSION, batch_of, forget_adapter
 from openclaw.training.live import LiveRollout
 from openclaw.training.live_arguments import check_arguments
 from openclaw.training.pace import Due, Pace, PaceSettings
@@ -271,6 +271,8 @@ class LedgerDataSource(DataSource):
         def record() -> int:
             decisions = self.ledger.decisions
             back, last = decisions.batch_of_version(person, str(to_version)), decisions.last_batch(person)
+            if back is None:  # a run that stopped after the checkpoint did not tell that it serves
+                back = batch_of(self.args.run_dir, person, str(to_version))
             if back is None:
                 raise ValueError(f"the ledger knows no version {to_version} of the adapter that went back to it")
             return decisions.record_rollback(back, last, str(version), time.time(), person, str(to_version))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from groundwork.checkpoint_names import STATE_OF_PERSON
 from groundwork.people import mark_of
 from groundwork.private_files import private_folder
 from lab.testkit.ledger_records import judged_sample, make_turn
@@ -118,6 +119,20 @@ def test_a_rollback_of_a_person_is_recorded(source: LedgerDataSource) -> None:
     assert source.ledger.views.counts()["sample_reasons"] == {"rollback": 2}
     with pytest.raises(ValueError, match="knows no version 9"):
         source.person_restored(ALICE, "9", "4")
+
+
+def test_a_rollback_to_a_version_that_a_stopped_run_did_not_tell_of(source: LedgerDataSource) -> None:
+    """Its checkpoint has version 1, and the next run served it."""
+    for rollout_id, version in ((0, None), (1, "2")):
+        say(source, ALICE, f"{rollout_id}-0", f"{rollout_id}-1")
+        batch(source, rollout_id)
+        if version is not None:
+            source.weights_live(rollout_id, version)
+    source.save(1)
+    (adapter(Path(source.args.run_dir), ALICE) / STATE_OF_PERSON).write_text('{"rollout_id": 0}')
+    source.person_restored(ALICE, "1", "3")
+    assert source.ledger.samples.live_weight_version(ALICE) == "3"
+    assert source.ledger.views.counts()["sample_reasons"] == {"rollback": 2}
 
 
 def test_an_update_of_a_person_who_was_forgotten_meanwhile_leaves_no_adapter(source: LedgerDataSource) -> None:
