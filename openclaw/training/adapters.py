@@ -50,7 +50,7 @@ def export_adapter(run_dir: str | Path, person: str, to: Path) -> Version:
     """Write the version that serves a person to the new folder ``to``, as PEFT reads it, and return it.
 
     Raises:
-        ConfigError: the person has no adapter yet, ``to`` exists, or a file is not what the book says.
+        ConfigError: the person has no adapter yet, ``to`` or ``to.part`` exists, or a file is not what the book says.
         PeopleError: the book is unreadable.
     """
     versions = accepted_versions(run_dir, person)
@@ -60,7 +60,10 @@ def export_adapter(run_dir: str | Path, person: str, to: Path) -> Version:
         raise ConfigError(f"{to} exists; name a new folder")
     source = people.folder_of(people.people_folder(run_dir), versions[0].name)
     part = to.with_name(f"{to.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
+    if os.path.lexists(part):
+        raise ConfigError(
+            f"{part} exists, perhaps of an export that was interrupted; remove it, or name another folder"
+        )
     private_folder(part)
     for name in (people.WEIGHTS, people.CONFIG):
         shutil.copyfile(source / name, part / name)

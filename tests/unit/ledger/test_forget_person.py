@@ -131,6 +131,15 @@ def test_a_person_leaves_with_the_adapter(run: Path, tmp_path: Path, capsys: pyt
     assert "the base model answers" in capsys.readouterr().err
 
 
+def test_an_export_deletes_nothing_of_its_user(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own = tmp_path / "mine.part" / "notes"
+    own.parent.mkdir()
+    own.write_text("words")
+    assert main([str(run), "export", "--person", BOB, "--to", str(tmp_path / "mine")]) == 2
+    assert "mine.part exists" in capsys.readouterr().err
+    assert own.read_text() == "words"
+
+
 def test_a_damaged_adapter_is_not_exported(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = people.folder_of(people.people_folder(run), accepted_versions(run, BOB)[0].name)
     (folder / people.WEIGHTS).write_text("other")
