@@ -67,7 +67,7 @@ async def test_a_round_on_an_engine_with_adapters(
             ledger.turns.record(turn)
             ledger.turns.record_next_state(turn.id, USER_NEXT, 102.0)
             record_judged(ledger, turn.id, Verdict(), [], "score_zero")
-        settings = PracticeSettings("trial", 4000, 3, TOPK, TEMPERATURE, 24, 512, "auto", "m")
+        settings = PracticeSettings("trial", 6, 4000, 3, TOPK, TEMPERATURE, 24, 512, "auto", "m")
         client = EngineHttp(engine.url(), timeout=WAIT_SECONDS, concurrency=8)
         loop = PracticeLoop(ledger, client, renderer.render, len, settings, PracticeMetrics(CollectorRegistry()))
         due = loop.due(LOCAL)
