@@ -77,7 +77,7 @@ def measure(repository: Path, folder: Path, model: Path, pace: str, batch_size: 
 def _step_of_alice(ledger: Ledger) -> tuple[int, float] | None:
     """Return the batch that has her samples, and when its update began to serve."""
     rows = ledger.database.rows(
-        "SELECT steps.rollout_id, live_at FROM steps JOIN samples USING (rollout_id) WHERE person = 'alice' LIMIT 1"
+        "SELECT steps.rollout_id, live_at FROM steps JOIN samples USING (rollout_id) WHERE samples.person = 'alice' LIMIT 1"
     )
     return (rows[0]["rollout_id"], rows[0]["live_at"]) if rows else None
 

@@ -55,6 +55,7 @@ RULES = (
     Rule(Kind.SERVER, r"curl |(.* \| )?openclaw-rl chat\b|python -m openclaw_combine\.test_rollout ", "asks a gateway"),
     Rule(Kind.RUN, r"cd \S+$|(source|export|umask|printf) ", "the shell's state, and files of a few bytes"),
     Rule(Kind.RUN, r"python -m openclaw\.replay ", "reads a ledger"),
+    Rule(Kind.PARSED, r"openclaw-rl (export|forget) .*--person ", "needs a run with an adapter for each person"),
     Rule(Kind.RUN, r"openclaw-rl (inspect|report|export|forget|lessons) \S", "reads and edits a ledger"),
     Rule(Kind.PARSED, r"openclaw-rl (versions|rollback|accept) ", "needs a run with a gate's decisions"),
     Rule(Kind.PARSED, r"openclaw-rl doctor ", "ends with status 1 on a full disk; tests/unit/seeing/test_doctor.py runs it"),
