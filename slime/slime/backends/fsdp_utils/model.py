@@ -19,8 +19,6 @@ so the sum is rounded once.
 
 from __future__ import annotations
 
-import math
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -49,7 +47,14 @@ from slime.backends.fsdp_utils.attention import PACKED, attention_arguments, che
 from slime.backends.fsdp_utils.layers import compile_layers, set_checkpointing, use_liger
 from slime.backends.fsdp_utils.one_rank import compute_in
 from slime.backends.trainer.micro_batch import Images, MicroBatch
-from slime.backends.trainer.trainable import MergedChange, choose_trainable, lora_config, merged_weight, write_adapter
+from slime.backends.trainer.trainable import (
+    MergedChange,
+    choose_trainable,
+    first_lora_a,
+    lora_config,
+    merged_weight,
+    write_adapter,
+)
 from slime.checkpoints.all_ranks import on_rank_zero
 from slime.logprobs.response_rows import HeadPairs, Kernel, ResponseRows, kernel_on
 from slime.utils.hf_checkpoint import DTYPES
@@ -196,11 +201,11 @@ def begin_adapters(policy: PolicyModel, seed: int) -> None:
     for name, parameter in policy.hf.named_parameters():
         if ".lora_" not in name:
             continue
-        whole = torch.zeros(parameter.shape)
         if f".lora_A.{ADAPTER}." in name:
-            generator = torch.Generator().manual_seed(seed + zlib.crc32(name.encode()))
-            nn.init.kaiming_uniform_(whole, a=math.sqrt(5), generator=generator)
-        elif f".lora_B.{ADAPTER}." not in name:
+            whole = first_lora_a(parameter.shape, seed, name)
+        elif f".lora_B.{ADAPTER}." in name:
+            whole = torch.zeros(parameter.shape)
+        else:
             raise ConfigError(
                 f"{name} has an adapter that cannot begin again; use --lora-target-modules of linear layers"
             )

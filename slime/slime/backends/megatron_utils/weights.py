@@ -18,8 +18,6 @@ has the same gradient there or, with sequence parallelism, one that Megatron sum
 
 from __future__ import annotations
 
-import math
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -33,7 +31,7 @@ from slime.args import Arguments
 from slime.backends.megatron_utils.config import Shape
 from slime.backends.megatron_utils.load_hf import first_layer, from_megatron, recipe
 from slime.backends.megatron_utils.parallel import groups
-from slime.backends.trainer.trainable import MergedChange, merged_weight, target_modules
+from slime.backends.trainer.trainable import MergedChange, first_lora_a, merged_weight, target_modules
 
 # The Hugging Face modules that make up a linear, in output order.
 _COLUMN = {
@@ -96,10 +94,7 @@ class LinearLora(nn.Module):
             own_a, own_b = self.pair(name)
             rank, inner = own_a.shape
             whole = inner * (groups().get_tensor_model_parallel_world_size() if self.is_row else 1)
-            generator = torch.Generator().manual_seed(seed + zlib.crc32(f"{self.prefix}{name}".encode()))
-            lora_a = torch.empty(rank, whole)
-            nn.init.kaiming_uniform_(lora_a, a=math.sqrt(5), generator=generator)
-            self.put(name, lora_a, None)
+            self.put(name, first_lora_a((rank, whole), seed, f"{self.prefix}{name}"), None)
             own_b.zero_()
 
     @torch.no_grad()

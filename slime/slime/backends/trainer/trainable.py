@@ -8,7 +8,9 @@ PEFT's format are the same for every back end.
 from __future__ import annotations
 
 import logging
+import math
 import re
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -90,6 +92,12 @@ def lora_config(args: Arguments):
         bias="none",
         task_type="CAUSAL_LM",
     )
+
+
+def first_lora_a(shape: Sequence[int], seed: int, name: str) -> Tensor:
+    """Return the first values of a layer's A, ``[rank, inputs]`` its ``shape``, as PEFT draws them; ``seed`` and the layer's ``name`` alone decide."""
+    generator = torch.Generator().manual_seed(seed + zlib.crc32(name.encode()))
+    return nn.init.kaiming_uniform_(torch.empty(*shape), a=math.sqrt(5), generator=generator)
 
 
 def shape_of_adapters(args: Arguments) -> dict[str, Any] | None:
