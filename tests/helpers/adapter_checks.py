@@ -35,6 +35,12 @@ VERSIONS = range(5)
 BYTES_OF_A_NAME = 500
 
 
+def with_lora(engine: Arguments) -> Arguments:
+    """Return the arguments of a CPU ``engine`` that gets adapters in float32."""
+    own = {"use_lora": True, "train_dtype": "float32", "distributed_timeout_minutes": 1}
+    return Arguments(**(vars(engine) | LORA | own))
+
+
 def adapters(model: Any, targets: list[str], seed: int) -> dict[str, Tensor]:
     """Return random adapters under PEFT's names, in the dtype of ``model`` and on its device."""
     generator = torch.Generator().manual_seed(seed)

@@ -15,17 +15,14 @@ from lab.testkit.live_engine import engine_arguments, live_engine
 from slime.args import Arguments
 from slime.backends.sglang_utils.engine import SGLangEngine
 from slime.weight_sync.adapter import adapter_config
-from tests.helpers.adapter_checks import LORA, check_requests_keep_their_adapter, error_of, loaded, merged
+from tests.helpers.adapter_checks import check_requests_keep_their_adapter, error_of, loaded, merged, with_lora
 from tests.helpers.engine_streams import FLOAT32, WAIT_SECONDS, prompts, stream
 from tests.helpers.weight_receivers import connected, rank_zero
 
 
 @pytest.fixture(scope="module")
 def args(tiny_random_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Arguments:
-    run_dir = tmp_path_factory.mktemp("adapter-engine")
-    base = engine_arguments(tiny_random_model, run_dir)
-    own = {"use_lora": True, "train_dtype": "float32", "distributed_timeout_minutes": 1}
-    return Arguments(**(vars(base) | LORA | own))
+    return with_lora(engine_arguments(tiny_random_model, tmp_path_factory.mktemp("adapter-engine")))
 
 
 @pytest.fixture(scope="module")

@@ -34,7 +34,7 @@ from openclaw.messages.hints import append_hint
 from openclaw.owners import LOCAL
 from slime.args import Arguments
 from slime.backends.sglang_utils.engine import SGLangEngine
-from tests.helpers.adapter_checks import ALPHA, LORA, RANK, adapters
+from tests.helpers.adapter_checks import ALPHA, RANK, adapters, with_lora
 from tests.helpers.engine_streams import WAIT_SECONDS
 from tests.helpers.weight_receivers import connected, rank_zero
 
@@ -48,9 +48,7 @@ MAX_REPLY = 140
 
 @pytest.fixture(scope="module")
 def args(tmp_path_factory: pytest.TempPathFactory) -> Arguments:
-    base = engine_arguments(ensure_built(0), tmp_path_factory.mktemp("lesson-engine"))
-    own = {"use_lora": True, "train_dtype": "float32", "distributed_timeout_minutes": 1}
-    return Arguments(**(vars(base) | LORA | own))
+    return with_lora(engine_arguments(ensure_built(0), tmp_path_factory.mktemp("lesson-engine")))
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from openclaw.owners import LOCAL
 from openclaw.practice.loop import PracticeLoop, PracticeMetrics, PracticeSettings
 from slime.args import Arguments
 from slime.backends.sglang_utils.engine import SGLangEngine
-from tests.helpers.adapter_checks import LORA, adapters, merged
+from tests.helpers.adapter_checks import adapters, merged, with_lora
 from tests.helpers.engine_streams import FLOAT32, TEMPERATURE, WAIT_SECONDS
 from tests.helpers.weight_receivers import connected, rank_zero
 
@@ -34,9 +34,7 @@ TOPK, LESSON = 20, "Keep answers short."
 
 @pytest.fixture(scope="module")
 def args(tiny_random_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Arguments:
-    base = engine_arguments(tiny_random_model, tmp_path_factory.mktemp("practice-engine"))
-    own = {"use_lora": True, "train_dtype": "float32", "distributed_timeout_minutes": 1}
-    return Arguments(**(vars(base) | LORA | own))
+    return with_lora(engine_arguments(tiny_random_model, tmp_path_factory.mktemp("practice-engine")))
 
 
 @pytest.fixture(scope="module")
