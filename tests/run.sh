@@ -19,14 +19,15 @@ TEXT
 esac
 
 # Programs beside the environment that some integration tests need; without one its tests are skipped. pip of the environment
-# installs the last four, so that the first setup must have ended; a second one waits for it.
+# installs the last five, so that the first setup must have ended; a second one waits for it.
 programs() {
-    scripts/setup_node.sh || echo "run.sh: the tests of OpenClaw and the JS SDK are skipped" >&2
+    scripts/setup_node.sh || echo "run.sh: the tests of clients that npm did not install are skipped" >&2
     scripts/setup_chromium.sh || echo "run.sh: the tests of gui-rl in a browser and the attacks by one are skipped" >&2
     scripts/setup_bubblewrap.sh || echo "run.sh: the tests of the sandbox are skipped" >&2
     scripts/setup.sh >/dev/null
     scripts/setup_desktop.sh || echo "run.sh: the tests of gui-rl on a desktop are skipped" >&2
     scripts/setup_mini_swe_agent.sh || echo "run.sh: the tests of mini-swe-agent are skipped" >&2
+    scripts/setup_hermes.sh || echo "run.sh: the tests of Hermes are skipped" >&2
     scripts/setup_swebench.sh || echo "run.sh: the comparison with swebench's grader is skipped" >&2
     scripts/setup_triton.sh || echo "run.sh: the tests of the trainer's Triton kernels will fail" >&2
 }
