@@ -1,8 +1,8 @@
 """The HTTP application: keys, limits, routes and background tasks.
 
-Every request passes `openclaw.gateway.guard` first, then goes to `openclaw.gateway.chat` (``POST /v1/chat/completions``,
-``POST /v1/completions``) or to `openclaw.gateway.routes` and `openclaw.gateway.episodes`. The application owns only the tasks that sweep sessions
-and watch files.
+Every request passes `openclaw.gateway.guard` first, then goes to `openclaw.gateway.chat`, which answers in each of
+`openclaw.gateway.dialects`, or to `openclaw.gateway.routes` and `openclaw.gateway.episodes`. The application owns only the
+tasks that sweep sessions and watch files.
 
 `SteadyClock` tells how old something is by a wall clock that may jump. While this process lives, it moves no faster than
 the machine's uptime, which counts time asleep, so a clock that jumps ahead makes nothing old at once. The next process
@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -31,9 +31,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from groundwork.exceptions import ConfigError
 from openclaw.gateway.auth import Keyring
 from openclaw.gateway.chat import ChatService, Completions, count
+from openclaw.gateway.dialects import DIALECTS, TEXT
 from openclaw.gateway.episodes import add_episode_routes
 from openclaw.gateway.errors import answer_errors
-from openclaw.gateway.guard import CHAT_PATH, TEXT_PATH, Doorway, Guard
+from openclaw.gateway.guard import Doorway, Guard
 from openclaw.gateway.lessons import add_lesson_routes
 from openclaw.gateway.limits import Admission, Bodies, RateLimits
 from openclaw.gateway.metrics import GatewayMetrics
@@ -141,7 +142,8 @@ class GuardedApp(FastAPI):
     reloader: Reloader
     doorway: Doorway
     guard: Callable[[ASGIApp], Guard]
-    chat: Completions
+    endpoints: Mapping[str, Completions]
+    """By path."""
 
     def openapi(self) -> dict[str, Any]:
         """Return the OpenAPI description of all routes."""
@@ -150,12 +152,12 @@ class GuardedApp(FastAPI):
         return super().openapi()
 
     def build_middleware_stack(self) -> ASGIApp:
-        """Put CORS and the guard first; a chat completion then bypasses the routing."""
+        """Put CORS and the guard first; a request for a reply then bypasses the routing."""
         routes = super().build_middleware_stack()
 
         async def dispatch(scope: Scope, receive: Receive, send: Send) -> None:
-            chat = scope["type"] == "http" and scope["path"] == CHAT_PATH and scope["method"] == "POST"
-            await (self.chat if chat else routes)(scope, receive, send)
+            asked = self.endpoints.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
+            await (asked or routes)(scope, receive, send)
 
         return self.doorway.with_cors(self.guard(dispatch))
 
@@ -193,7 +195,7 @@ def create_app(
         await service.close()
 
     def count_refused(path: str, status: int) -> None:
-        if path in (CHAT_PATH, TEXT_PATH):
+        if path in app.endpoints:
             count(service.metrics, status)
 
     app = GuardedApp(title="OpenClaw-RL gateway", lifespan=lifespan, docs_url=None, redoc_url=None)
@@ -212,9 +214,12 @@ def create_app(
     )
     answer_errors(app)
     admission = Admission()
-    app.chat = Completions(service, CHAT_PATH, service.read_chat, admission)
-    text = Completions(service, TEXT_PATH, service.read_text, admission)
-    app.router.routes += [Route(item.path, item, methods=["POST"]) for item in (app.chat, text)]
+    begins = {TEXT.path: service.text_reply}
+    app.endpoints = {
+        dialect.path: Completions(service, dialect, begins.get(dialect.path, service.reply), admission)
+        for dialect in DIALECTS
+    }
+    app.router.routes += [Route(path, endpoint, methods=["POST"]) for path, endpoint in app.endpoints.items()]
     add_session_routes(app, service)
     add_lesson_routes(app, service.lessons)
     add_episode_routes(app, service.episodes)

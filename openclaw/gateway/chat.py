@@ -1,6 +1,6 @@
-"""``POST /v1/chat/completions``, ``/v1/completions``: read the request, prepare its prompt, send the reply, count the outcome.
+"""The endpoints at which clients ask for replies: read the request, prepare its prompt, send the reply, count the outcome.
 
-Guarantees: every request is counted with its status. A streamed request is counted at its end, with the status of its
+Each is a `Completions` for one dialect (`openclaw.gateway.dialects`). Guarantees: every request is counted with its status. A streamed request is counted at its end, with the status of its
 error if it had one. `Completions` is an ASGI application of its own, because the framework's routing, validation and
 error handling cost more than the rest of a short request. `ChatService` builds the
 gateway's parts from a configuration and owns them; `openclaw.gateway.reply` carries each reply from its prompt to the
@@ -35,26 +35,22 @@ from openclaw.engine.canary import ShareReader
 from openclaw.engine.client import EngineClient
 from openclaw.gateway.auth import Client
 from openclaw.gateway.capture import Capture, LogprobEntries, Prompt
+from openclaw.gateway.dialects import CHAT, Dialect
+from openclaw.gateway.dialects.dialect import Question, unslim
+from openclaw.gateway.dialects.text_completions import check_prompt_ids
 from openclaw.gateway.episodes import EpisodeDesk
-from openclaw.gateway.errors import CLIENT_GONE, ApiError, ClientGoneError, bad_request, defect, stopping
-from openclaw.gateway.guard import CHAT_PATH, TEXT_PATH, client_of, note_reply
-from openclaw.gateway.large_bodies import CHAT, TEXT, LargeBodies
+from openclaw.gateway.errors import CLIENT_GONE, ApiError, ClientGoneError, answer, bad_request, defect, stopping
+from openclaw.gateway.guard import client_of, note_reply
+from openclaw.gateway.large_bodies import LargeBodies
 from openclaw.gateway.lessons import LessonDesk, wished
 from openclaw.gateway.limits import Admission, take_body
 from openclaw.gateway.metrics import GatewayMetrics
 from openclaw.gateway.pictures import Picture, PictureReader, engine_pictures
 from openclaw.gateway.reply import Opening, Replies, Reply
 from openclaw.gateway.sampling import plan_sampling, reply_grammar
-from openclaw.gateway.schema import ChatRequest, parse_request, prompt_characters
+from openclaw.gateway.schema import ChatRequest, prompt_characters
 from openclaw.gateway.served import Served, ServedReplies
-from openclaw.gateway.stream import (
-    COMMENT,
-    Connected,
-    EventStream,
-    event,
-    json_response,
-)
-from openclaw.gateway.text_completions import CompletionRequest, TextForm, as_chat, check_prompt_ids, parse_completion
+from openclaw.gateway.stream import Connected, EventStream, json_response
 from openclaw.gateway.turns import TurnDesk
 from openclaw.ledger.records import PlainPart, Turn
 from openclaw.ledger.store import Ledger
@@ -67,9 +63,8 @@ from openclaw.sessions import Sessions
 logger = logging.getLogger(__name__)
 
 CLOSE_SECONDS = 10.0
-Read = Callable[[bytes, Mapping[str, str], Client], tuple[Reply, bool]]
-ROUTES = {CHAT_PATH: CHAT, TEXT_PATH: TEXT}
-"""How the worker of large bodies tells the paths apart."""
+Begin = Callable[[Question, Mapping[str, str], Client], Reply]
+"""Makes the reply to a question with a request's headers; entering it starts it."""
 LARGE_PROMPT = 1 << 17
 """Characters of a prompt that is tokenised beside the others, not before them: a quarter of a second's work."""
 
@@ -173,35 +168,16 @@ class ChatService:
         self.lessons.forget()
         self.engine.cache_keys.renew(owner_of(session_id))
 
-    def read_chat(self, body: bytes, headers: Mapping[str, str], client: Client) -> tuple[Reply, bool]:
-        """Return the reply to the body of a chat completion, and whether it is streamed.
-
-        Raises:
-            ApiError: 400, naming the invalid parameter.
-        """
-        request, raw = parse_request(body, self.config.context_length)
-        return self.reply(request, raw, headers, client), bool(request.stream)
-
-    def read_text(self, body: bytes, headers: Mapping[str, str], client: Client) -> tuple[Reply, bool]:
-        """Return the reply to the body of a text completion, and whether it is streamed.
-
-        Raises:
-            ApiError: 400, naming the invalid parameter.
-        """
-        request = parse_completion(body, self.config.context_length)
-        return self.text_reply(request, headers, client), bool(request.stream)
-
-    def reply(self, request: ChatRequest, raw: Mapping[str, Any], headers: Mapping[str, str], client: Client) -> Reply:
-        """Return the reply to a request; entering it starts it.
+    def reply(self, question: Question, headers: Mapping[str, str], client: Client) -> Reply:
+        """Return the reply to a conversation; entering it starts it.
 
         Args:
-            request: the result of `parse_request`.
-            raw: the request's JSON, as `parse_request` returns it.
+            question: what the request asks.
             headers: of the HTTP request.
             client: who asks. The agent of an episode gets what the policy samples by itself, whatever temperature it asks
                 for, because no other reply can be trained.
         """
-        owner = client.owner
+        request, raw, owner = question.request, question.raw, client.owner
         if episode_of(owner) is not None:
             request = request.model_copy(update={"temperature": None, "top_p": None, "seed": None})
 
@@ -224,27 +200,27 @@ class ChatService:
             )
             return Opening([self._capture(prompt, index) for index in range(request.choices)], begin)
 
-        return Reply(self.replies, prepare, client)
+        return Reply(self.replies, prepare, client, question.form)
 
-    def text_reply(self, request: CompletionRequest, headers: Mapping[str, str], client: Client) -> Reply:
+    def text_reply(self, question: Question, headers: Mapping[str, str], client: Client) -> Reply:
         """Return the reply to a text completion; entering it starts it.
 
         Args:
-            request: the result of `parse_completion`.
+            question: what the request asks, with prompts.
             headers: of the HTTP request.
             client: who asks.
         """
-        asked, owner = as_chat(request), client.owner
+        asked, owner = question.request, client.owner
 
         async def prepare() -> Opening:
             kind, done = read_headers(headers, asked)
             if kind == "main":
                 raise bad_request(
                     "X-Turn-Type: a text completion is always a side turn; leave the header out, or use POST "
-                    f"{CHAT_PATH}",
+                    f"{CHAT.path}",
                     param="X-Turn-Type",
                 )
-            prompts = [await self._text_prompt(asked, prompt) for prompt in request.prompts]
+            prompts = [await self._text_prompt(asked, prompt) for prompt in question.prompts]
             prompts = [replace(prompt, id=prompts[0].id) for prompt in prompts]
             captures = [
                 self._raw_capture(prompt, number * asked.choices + index)
@@ -256,14 +232,13 @@ class ChatService:
                 headers,
                 prompts[0].messages,
                 owner=owner,
-                body_session_id=request.session_id,
+                body_session_id=asked.session_id,
                 stated_kind="side",
                 done=done,
             )
-            echoes = [capture.prompt.messages[0]["content"] for capture in captures] if request.echo else []
-            return Opening(captures, begin, TextForm(tuple(echoes)))
+            return Opening(captures, begin)
 
-        return Reply(self.replies, prepare, client)
+        return Reply(self.replies, prepare, client, question.form)
 
     async def _text_prompt(self, request: ChatRequest, given: str | Sequence[int]) -> Prompt:
         """Return the prompt of a text or of ids, and plan its sampling."""
@@ -434,13 +409,14 @@ def read_headers(headers: Mapping[str, str], request: ChatRequest) -> tuple[Any,
 
 
 class Completions:
-    """An endpoint at ``path``, as an ASGI application."""
+    """The endpoint of a dialect, as an ASGI application."""
 
-    def __init__(self, service: ChatService, path: str, read: Read, admission: Admission) -> None:
-        """Create an endpoint for ``service``, whose bodies ``read`` reads; endpoints share the ``admission``."""
-        self.path = path
+    def __init__(self, service: ChatService, dialect: Dialect, begin: Begin, admission: Admission) -> None:
+        """Create an endpoint for ``service``, whose replies ``begin`` makes; endpoints share the ``admission``."""
+        self.path = dialect.path
         self._service = service
-        self._read = read
+        self._dialect = dialect
+        self._begin = begin
         self._admission = admission
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -453,16 +429,16 @@ class Completions:
                 response = await self._answer(Request(scope, receive), until_sent)
             except ApiError as error:
                 count(metrics, error.status)
-                response = error.response()
+                response = answer(error, scope)
             except ClientGoneError:
                 count(metrics, CLIENT_GONE)
                 response = Response(status_code=CLIENT_GONE)
             except asyncio.CancelledError:  # the time that the server gives its last requests is over
                 count(metrics, 503)
-                response = stopping().response()
+                response = answer(stopping(), scope)
             except Exception:
                 count(metrics, 500)
-                await defect().response()(scope, receive, send)
+                await answer(defect(), scope)(scope, receive, send)
                 raise
             else:
                 if not isinstance(response, EventStream):
@@ -471,13 +447,17 @@ class Completions:
 
     async def _answer(self, request: Request, until_sent: AsyncExitStack) -> Response:
         """Return the response; a streamed reply lives until ``until_sent`` exits."""
-        body = take_body(request.scope)
+        body, dialect = take_body(request.scope), self._dialect
         if len(body) > LARGE_BODY.most:
-            body = await self._service.large_bodies.slim(body, ROUTES[self.path])
-        await self._admission.enter()
-        reply, streamed = self._read(body, request.headers, client_of(request.scope))
+            body = await self._service.large_bodies.slim(body, dialect)
+            await self._admission.enter()
+            question = unslim(dialect, body)
+        else:
+            await self._admission.enter()
+            question = dialect.read(body, self._service.config.context_length)
         del body
-        if streamed:
+        reply = self._begin(question, request.headers, client_of(request.scope))
+        if question.request.stream:
             return await _stream(self._service, request, await until_sent.enter_async_context(reply))
         async with reply:
             async with Connected(request.receive):
@@ -490,14 +470,14 @@ class Completions:
 
 
 async def _stream(service: ChatService, request: Request, reply: Reply) -> EventStream:
-    """Return the stream of a reply; before its first token the client gets keep-alive comments."""
+    """Return the stream of a reply; before its first token the client gets heartbeats."""
 
     async def late() -> AsyncGenerator[bytes, None]:
-        yield COMMENT
+        yield reply.form.heartbeat()
         try:
             await reply.begun()
         except ApiError as error:
-            yield event(error.body())
+            yield reply.form.failure(error)
             return
         note_reply(request.scope, reply)
         async with aclosing(reply.events()) as events:
@@ -513,7 +493,7 @@ async def _stream(service: ChatService, request: Request, reply: Reply) -> Event
     if begun:
         note_reply(request.scope, reply)
         source, headers = reply.events(), reply.headers
-    return EventStream(source, headers, ended, keepalive_seconds=service.config.keepalive_seconds)
+    return EventStream(source, reply.form, headers, ended, keepalive_seconds=service.config.keepalive_seconds)
 
 
 def count(metrics: GatewayMetrics, status: int) -> None:

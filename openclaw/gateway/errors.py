@@ -1,13 +1,16 @@
-"""Error answers in OpenAI's shape: ``{"error": {"message", "type", "param", "code"}}``.
+"""Error answers, in the shape of the API that the path belongs to.
 
-Guarantees: every error of the gateway has this shape, whatever raised it. The message says what is wrong and what to
+Below `MESSAGES_PATH` that is Anthropic's, ``{"type": "error", "error": {"type", "message"}, "request_id"}``. Everywhere else
+it is OpenAI's, ``{"error": {"message", "type", "param", "code"}}``.
+
+Guarantees: every error of the gateway has its path's shape, whatever raised it. The message says what is wrong and what to
 send instead. It never contains a key or any part of a conversation.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import orjson
@@ -25,9 +28,12 @@ logger = logging.getLogger(__name__)
 LIMIT_HEADER = "x-limit"
 """Names the bound that a refused request reached."""
 
+MESSAGES_PATH = "/v1/messages"
+REQUEST_SCOPE = "openclaw.request"
+"""Where the guard keeps what it knows about a request (`openclaw.gateway.guard.RequestRecord`)."""
 ELSEWHERE = {
     "/responses": "this server has no Responses API",
-    "/messages": "this server has no Messages API",
+    "/messages": "the base URL of this server ends before /v1",
     "/completions": "the base URL of this server ends in /v1",
     "/embeddings": "this server gives no embeddings",
     "/chat/completions": "the base URL of this server ends in /v1",
@@ -81,21 +87,43 @@ class ApiError(OpenClawError):
         self.kind = kind or _KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
 
     def body(self) -> dict[str, Any]:
-        """Return the JSON body."""
+        """Return the JSON body in OpenAI's shape."""
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
 
-    def response(self) -> Response:
-        """Return the HTTP response."""
-        headers = dict(_HEADERS.get(self.status, {}))
-        if self.retry_after is not None:
-            headers["retry-after"] = str(self.retry_after)
-        if self.limit is not None:
-            headers[LIMIT_HEADER] = self.limit
-        return Response(orjson.dumps(self.body()), self.status, headers, media_type="application/json")
+    def messages_body(self, request_id: str | None = None) -> dict[str, Any]:
+        """Return the JSON body in Anthropic's shape."""
+        kind = _MESSAGES_KINDS.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
+        return {"type": "error", "error": {"type": kind, "message": self.message}, "request_id": request_id}
+
+    def body_at(self, path: str, request_id: str | None = None) -> dict[str, Any]:
+        """Return the JSON body in the shape of a path."""
+        if path == MESSAGES_PATH or path.startswith(f"{MESSAGES_PATH}/"):
+            return self.messages_body(request_id)
+        return self.body()
+
+
+def answer(error: ApiError, scope: Mapping[str, Any]) -> Response:
+    """Return the HTTP response to the request of an ASGI scope."""
+    headers = dict(_HEADERS.get(error.status, {}))
+    if error.retry_after is not None:
+        headers["retry-after"] = str(error.retry_after)
+    if error.limit is not None:
+        headers[LIMIT_HEADER] = error.limit
+    record = scope.get(REQUEST_SCOPE)
+    body = error.body_at(scope["path"], record.id if record else None)
+    return Response(orjson.dumps(body), error.status, headers, media_type="application/json")
 
 
 _HEADERS = {401: {"www-authenticate": "Bearer"}, 408: {"connection": "close"}}
 _KINDS = {401: "authentication_error", 404: "not_found_error", 503: "service_unavailable_error"}
+_MESSAGES_KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
 
 
 def bad_request(
@@ -169,7 +197,7 @@ def answer_errors(app: FastAPI) -> None:
 
 async def _api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return error.response()
+    return answer(error, request.scope)
 
 
 async def _client_gone(request: Request, error: Exception) -> Response:
@@ -180,17 +208,17 @@ async def _client_gone(request: Request, error: Exception) -> Response:
 async def _ledger_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, LedgerError)
     logger.error("refused %s %s: %s", request.method, request.scope["route"].path, error)
-    return from_ledger(error).response()
+    return answer(from_ledger(error), request.scope)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path = request.url.path[:SHOWN_CHARACTERS]
     if error.status_code == 404:
-        answer = _unknown_route(request.method, path)
+        refusal = _unknown_route(request.method, path)
     else:
-        answer = ApiError(error.status_code, f"{request.method} {path}: {error.detail}")
-    response = answer.response()
+        refusal = ApiError(error.status_code, f"{request.method} {path}: {error.detail}")
+    response = answer(refusal, request.scope)
     response.headers.update(error.headers or {})
     return response
 
@@ -207,4 +235,4 @@ def _unknown_route(method: str, path: str) -> ApiError:
 
 async def _internal_error(request: Request, error: Exception) -> Response:
     """Answer an unexpected exception; the server logs its traceback."""
-    return defect().response()
+    return answer(defect(), request.scope)

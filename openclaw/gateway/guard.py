@@ -38,7 +38,18 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from groundwork.network import is_loopback
 from openclaw.config.runtime import RuntimeConfig, listed
 from openclaw.gateway.auth import Client, Keyring, sent_key
-from openclaw.gateway.errors import CLIENT_GONE, LIMIT_HEADER, ApiError, ClientGoneError, bad_request, defect, stopping
+from openclaw.gateway.dialects import EPISODE_DIALECTS
+from openclaw.gateway.errors import (
+    CLIENT_GONE,
+    LIMIT_HEADER,
+    REQUEST_SCOPE,
+    ApiError,
+    ClientGoneError,
+    answer,
+    bad_request,
+    defect,
+    stopping,
+)
 from openclaw.gateway.limits import Bodies, RateLimitError, RateLimits, take_body
 from openclaw.gateway.metrics import GatewayMetrics
 from openclaw.gateway.reply import Reply
@@ -47,11 +58,9 @@ from openclaw.owners import logged_name
 from openclaw.privacy.secret_finder import looks_random, secret_finder
 
 OPEN_PATHS = frozenset({"/", "/healthz"})
-CHAT_PATH = "/v1/chat/completions"
-TEXT_PATH = "/v1/completions"
 MODELS_PATH = "/v1/models"
 FEEDBACK_PATH = "/v1/feedback"
-EPISODE_ROUTES = (("POST", CHAT_PATH), ("GET", MODELS_PATH))
+EPISODE_ROUTES = (*(("POST", dialect.path) for dialect in EPISODE_DIALECTS), ("GET", MODELS_PATH))
 """Methods and paths, with what is below them, that an agent may use with the key of its episode."""
 LIMITED_METHODS = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 """Requests for models and metrics do not count against a key's limits."""
@@ -95,11 +104,11 @@ class Guard:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        record = scope[SCOPE_NAME] = RequestRecord.of(headers, scope["method"])
+        record = scope[REQUEST_SCOPE] = RequestRecord.of(headers, scope["method"])
 
         started = False
 
-        async def answer(message: Message) -> None:
+        async def pass_on(message: Message) -> None:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
@@ -114,14 +123,14 @@ class Guard:
             await send(message)
 
         try:
-            await self._admit(scope, headers, record, receive, answer)
+            await self._admit(scope, headers, record, receive, pass_on)
         except asyncio.CancelledError:  # the time that the server gives its last requests is over
             if started:
                 raise
-            await stopping().response()(scope, receive, answer)
+            await answer(stopping(), scope)(scope, receive, pass_on)
         except Exception:
             if not started:
-                await defect().response()(scope, receive, answer)
+                await answer(defect(), scope)(scope, receive, pass_on)
             raise
         finally:
             self._count(record)
@@ -147,7 +156,7 @@ class Guard:
             except ApiError as error:
                 self._note(error, record)
                 self._on_refused(scope["path"], error.status)
-                await error.response()(scope, receive, send)
+                await answer(error, scope)(scope, receive, send)
                 return
             slot = self._slots.begin(record.id, record.key, scope["method"], scope["path"])
             await self._app(scope, receive, send)
@@ -299,7 +308,6 @@ access_logger = logging.getLogger("openclaw.access")
 SANE_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 LONG_WORD = re.compile(r"[A-Za-z0-9/+=]{32,}")
 """In an id a secret if it is random and has both cases; trace ids are hexadecimal digits or UUIDs."""
-SCOPE_NAME = "openclaw.request"
 QUIET_ROUTES = ("/healthz", "/metrics", "/v1/turns/{response_id:path}")
 """Routes that clients poll."""
 
@@ -370,13 +378,13 @@ def has_secret(request_id: str) -> bool:
 
 def note_reply(scope: MutableMapping[str, Any], reply: Reply) -> None:
     """Store the reply in the request's record; no-op without a guard."""
-    if SCOPE_NAME in scope:
-        scope[SCOPE_NAME].reply = reply
+    if REQUEST_SCOPE in scope:
+        scope[REQUEST_SCOPE].reply = reply
 
 
 def client_of(scope: Mapping[str, Any]) -> Client:
     """Return who sends a request that the guard admitted."""
-    client = scope[SCOPE_NAME].client
+    client = scope[REQUEST_SCOPE].client
     assert client is not None, "the guard admits no request to this route without a key"
     return client
 

@@ -1,7 +1,7 @@
 """Reads large request bodies in a worker process, because reading holds the interpreter: a second for 30 MB.
 
-The worker validates a body and returns the request without what this server does not read: a few hundred kilobytes at
-most, which the runtime then reads by itself. Small bodies never come here.
+The worker reads a body in its dialect and returns the question without what this server does not read: a few hundred
+kilobytes at most, which the runtime then reads by itself. Small bodies never come here.
 
 Guarantees: bodies that wait hold at most `LARGE_BODIES` bytes. The worker starts at the first large body. A worker that
 dies under a body gets the body once more, then the body is refused. A worker that has grown ends after its answer, and
@@ -9,8 +9,9 @@ ends with this process. It runs this module as a program, with pipes: a process 
 would outlive it. `LargeBodies` owns the worker; used from one event loop.
 
 Wire format, both ways: 8 bytes of length, then the contents. To the worker: the context length in 8 bytes, one byte for the
-route (`CHAT`, `TEXT`), then the body.
-Back: one byte (`GROWN` if the worker now ends), one byte (`SLIM` or `REFUSED`), then the short body or the error's fields.
+dialect, then the body.
+Back: one byte (`GROWN` if the worker now ends), one byte (`SLIM` or `REFUSED`), then the question (`slim`) or the error's
+fields.
 """
 
 from __future__ import annotations
@@ -30,16 +31,15 @@ from typing import BinaryIO
 import orjson
 
 from openclaw.config.bounds import LARGE_BODIES
+from openclaw.gateway.dialects import DIALECTS, Dialect
+from openclaw.gateway.dialects.dialect import slim
 from openclaw.gateway.errors import ApiError, bad_request
-from openclaw.gateway.schema import parse_request
-from openclaw.gateway.text_completions import parse_completion
 
 logger = logging.getLogger(__name__)
 
 LENGTH_BYTES = 8
 STAYS, GROWN = b"\0", b"\1"
 SLIM, REFUSED = b"\0", b"\1"
-CHAT, TEXT = b"\0", b"\1"
 MAX_RESIDENT_KB = 256 << 10
 MAX_MEMORY_BYTES = 8 << 30
 PIECE_BYTES = 1 << 20
@@ -57,11 +57,11 @@ class LargeBodies:
         self._free = asyncio.Lock()
         self._waiting_bytes = 0
 
-    async def slim(self, body: bytes, route: bytes = CHAT) -> bytes:
-        """Return the request of ``body`` to a ``route`` as a short body with the same meaning.
+    async def slim(self, body: bytes, dialect: Dialect) -> bytes:
+        """Return the question of a body for `unslim`.
 
         Raises:
-            ApiError: what `parse_request` or `parse_completion` raises; 503 if too many large bodies wait.
+            ApiError: what `Dialect.read` raises; 503 if too many large bodies wait.
         """
         if self._waiting_bytes and self._waiting_bytes + len(body) > LARGE_BODIES.most:
             raise ApiError(
@@ -74,7 +74,7 @@ class LargeBodies:
         try:
             async with self._free:
                 for _ in range(ATTEMPTS):
-                    answer = await self._ask(route + body)
+                    answer = await self._ask(bytes([DIALECTS.index(dialect)]) + body)
                     if answer is not None:
                         break
                 else:
@@ -168,18 +168,13 @@ def _peak_kb() -> int:
 
 
 def _answer(source: BinaryIO, length: int) -> bytes:
-    context_length, route = int.from_bytes(source.read(LENGTH_BYTES), "big"), source.read(1)
+    context_length, dialect = int.from_bytes(source.read(LENGTH_BYTES), "big"), DIALECTS[source.read(1)[0]]
     body = source.read(length - LENGTH_BYTES - 1)
     try:
-        if route == TEXT:
-            completion = parse_completion(body, context_length)
-            return SLIM + orjson.dumps(completion.model_dump(exclude_unset=True))
-        request, values = parse_request(body, context_length)
+        return SLIM + slim(dialect.read(body, context_length))
     except ApiError as error:
         fields = {name: getattr(error, name) for name in ("status", "message", "code", "param", "kind", "limit")}
         return REFUSED + orjson.dumps(fields)
-    known = request.model_dump(by_alias=True, exclude_unset=True, exclude={"messages", "tools"})
-    return SLIM + orjson.dumps(known | {name: values[name] for name in ("messages", "tools") if name in values})
 
 
 if __name__ == "__main__":

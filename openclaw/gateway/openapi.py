@@ -9,6 +9,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from openclaw.gateway.dialects import CHAT, TEXT
+from openclaw.gateway.dialects.text_completions import CompletionRequest
 from openclaw.gateway.episodes import (
     EPISODES_PATH,
     GROUP_CLOSE_PATH,
@@ -17,10 +19,8 @@ from openclaw.gateway.episodes import (
     GroupRequest,
     RewardRequest,
 )
-from openclaw.gateway.guard import CHAT_PATH, TEXT_PATH
 from openclaw.gateway.lessons import LESSON_PATH, LESSONS_PATH, ME_PATH, LessonChange, LessonRequest, PersonChange
 from openclaw.gateway.schema import ChatRequest
-from openclaw.gateway.text_completions import CompletionRequest
 from openclaw.gateway.turns import FeedbackRequest
 
 ERROR: dict[str, Any] = {
@@ -80,7 +80,7 @@ COMPLETION: dict[str, Any] = {
 }
 
 
-TEXT: dict[str, Any] = {
+TEXT_COMPLETION: dict[str, Any] = {
     **COMPLETION,
     "properties": {
         **COMPLETION["properties"],
@@ -115,17 +115,17 @@ TEXT_OPERATION = {
     "description": "Continue a text or token ids, streamed or whole; never trained.",
     "operationId": "text_completions",
 }
-BODIES: dict[str, type[BaseModel]] = {CHAT_PATH: ChatRequest, TEXT_PATH: CompletionRequest}
+BODIES: dict[str, type[BaseModel]] = {CHAT.path: ChatRequest, TEXT.path: CompletionRequest}
 BODIES |= {"/v1/feedback": FeedbackRequest}
 BODIES |= {LESSONS_PATH: LessonRequest, LESSON_PATH: LessonChange, ME_PATH: PersonChange}
 BODIES |= {EPISODES_PATH: EpisodeRequest, REWARD_PATH: RewardRequest, GROUP_CLOSE_PATH: GroupRequest}
 ANSWERS: dict[str, dict[str, Any]] = {
-    CHAT_PATH: {
+    CHAT.path: {
         "application/json": {"schema": COMPLETION},
         "text/event-stream": {"schema": {"type": "string"}},
     },
-    TEXT_PATH: {
-        "application/json": {"schema": TEXT},
+    TEXT.path: {
+        "application/json": {"schema": TEXT_COMPLETION},
         "text/event-stream": {"schema": {"type": "string"}},
     },
     "/": {"application/json": {"schema": {"type": "object"}}, "text/html": {"schema": {"type": "string"}}},
@@ -135,7 +135,7 @@ ANSWERS: dict[str, dict[str, Any]] = {
 
 def describe(description: dict[str, Any]) -> None:
     """Add the missing parts to an OpenAPI description, in place."""
-    for path, operation in ((CHAT_PATH, CHAT_OPERATION), (TEXT_PATH, TEXT_OPERATION)):
+    for path, operation in ((CHAT.path, CHAT_OPERATION), (TEXT.path, TEXT_OPERATION)):
         description["paths"][path] = {"post": dict(operation, responses={"200": {"description": "The reply"}})}
     for path, operations in description["paths"].items():
         statuses = [*EVERY_ROUTE, *(EVERY_API_ROUTE if path.startswith("/v1/") else ())]

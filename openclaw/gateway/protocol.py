@@ -9,7 +9,7 @@ Guarantees:
   ``Retry-After``.
 * A client that stops reading its answer loses its connection after `UNREAD_SECONDS`.
 * The rest of the body of an answered request is dropped, up to `DROPPED_BYTES` and `DROP_SECONDS`.
-* Every refusal has OpenAI's error shape and is counted by the name of its bound.
+* Every refusal has its path's error shape, as far as the path is known, and is counted by the name of its bound.
 
 `Door` owns what the connections of a server share. It looks at each of them once per `LOOK_SECONDS`.
 """
@@ -314,7 +314,8 @@ class BoundedProtocol(HttpToolsProtocol):
             if not alone:
                 self.transport.close()
                 return
-        body = orjson.dumps(error.body())
+        path = (getattr(self, "url", None) or b"").partition(b"?")[0].decode("latin-1")
+        body = orjson.dumps(error.body_at(path))
         head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n" % len(body)
         if error.limit:
             head += f"{LIMIT_HEADER}: {error.limit}\r\n".encode()

@@ -5,7 +5,8 @@ carries. No token is sent before that commit, and a failed commit ends the gener
 client learns that the reply is over. Leaving a reply early, at any point, stops the engine and records the partial reply
 as an aborted turn. A reply that cannot be recorded ends in an error.
 
-`Reply` owns everything from the prompt to the commit, and gives itself in OpenAI's format: `Reply.whole`, `Reply.events`.
+`Reply` owns everything from the prompt to the commit, and gives itself in the `Form` of its request's dialect:
+`Reply.whole`, `Reply.events`.
 `Replies` is what all replies share: engine, sessions, metrics, the count of running replies, and the background tasks that
 finish the replies of disconnected clients.
 """
@@ -25,10 +26,11 @@ from typing import Any, TypeVar
 from openclaw.engine.client import GRAMMAR_PARAMETER, EngineClient, TokenChunk
 from openclaw.exceptions import EngineError, EngineRejectedError
 from openclaw.gateway.auth import Client
-from openclaw.gateway.capture import Capture, Prompt, Step, token_counts, usage
+from openclaw.gateway.capture import Capture, Prompt, Step, token_counts
+from openclaw.gateway.dialects.dialect import Form, Head
 from openclaw.gateway.errors import ApiError, from_engine, from_ledger
 from openclaw.gateway.metrics import GatewayMetrics
-from openclaw.gateway.stream import CHAT, DONE, LESSONS_HEADER, Form, event
+from openclaw.gateway.stream import LESSONS_HEADER
 from openclaw.ledger.exceptions import LedgerError
 from openclaw.ledger.records import Turn
 from openclaw.messages.fingerprint import routing_key
@@ -183,12 +185,10 @@ class Opening:
     Attributes:
         captures: its empty choices. If they have several prompts, these share the id of the completion.
         find_session: the search for its session (`Sessions.begin`).
-        form: of the answers.
     """
 
     captures: list[Capture]
     find_session: Callable[[], Coroutine[Any, Any, TurnContext]]
-    form: Form = CHAT
 
 
 class Reply:
@@ -207,8 +207,9 @@ class Reply:
     captures: list[Capture]
     context: TurnContext
 
-    def __init__(self, replies: Replies, prepare: Callable[[], Awaitable[Opening]], client: Client) -> None:
-        """Create a reply to ``client`` that has not started; ``prepare`` renders its prompt."""
+    def __init__(self, replies: Replies, prepare: Callable[[], Awaitable[Opening]], client: Client, form: Form) -> None:
+        """Create a reply to ``client`` in a form that has not started; ``prepare`` renders its prompt."""
+        self.form = form
         self.error: ApiError | None = None
         self.recorded = False
         self._client = client
@@ -292,7 +293,7 @@ class Reply:
 
     async def _begin(self, opening: Opening) -> None:
         """Wait for the first tokens and for the commit of what the request says about earlier turns."""
-        self.captures, self._form = opening.captures, opening.form
+        self.captures = opening.captures
         sources = [self._read(capture) for capture in self.captures]
         self._steps = sources[0] if len(sources) == 1 else interleave(sources)  # one is read without a task in between
         self._replies.begin(self._client.owner)
@@ -346,30 +347,24 @@ class Reply:
         async with aclosing(self._client_steps()) as steps:
             async for _ in steps:
                 continue
-        choices = [self._form.choice(capture) for capture in self.captures]
         warning = {"warning": UNLIKE} if self.context.unlike else {}
-        return {**self._head(), "choices": choices, "usage": usage(self.captures), **warning}
+        return {**self.form.whole(self._head(), self.captures), **warning}
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Yield the reply, which has begun, as server-sent events; the last one is an error if it failed."""
-        request = self._prompt.request
-        options = request.stream_options
-        writer = self._form.writer(
-            self._head(), logprobs=bool(request.logprobs), include_usage=bool(options and options.include_usage)
-        )
+        writer = self.form.writer(self._head(), self.captures)
         try:
             async with aclosing(self._client_steps()) as steps:
                 async for step in steps:
                     if data := writer.step(step):
                         yield data
         except ApiError as error:
-            yield event(error.body())
+            yield self.form.failure(error)
             return
-        ends = b"".join(writer.finish(capture.index, capture.finish_reason or "stop") for capture in self.captures)
-        yield ends + writer.usage(usage(self.captures)) + DONE
+        yield writer.end(self.captures)
 
-    def _head(self) -> dict[str, Any]:
-        return self._form.head(self.id, self._prompt.model, self._prompt.created_at, self.weight_version)
+    def _head(self) -> Head:
+        return Head(self.id, self._prompt.model, self._prompt.created_at, self.weight_version)
 
     async def _client_steps(self) -> AsyncGenerator[Step, None]:
         """Yield the client's pieces as they are generated, then record the turns.

@@ -1,31 +1,28 @@
-"""Answers on the wire: JSON, server-sent events in OpenAI's format, keep-alive comments, disconnects.
+"""Answers on the wire: JSON, streams of server-sent events, heartbeats, disconnects.
 
-Guarantees: each delta is sent as soon as it is known. A complete stream ends with ``data: [DONE]``, a failed one with an
-``error`` event. Work is cancelled as soon as its client closes the connection, and only then; one task watches, and the
-work itself runs without a task of its own. The owner learns the end of every stream exactly once. Keep-alive comments,
-also before the first token, prevent idle time-outs between engine and client. `EventStream` owns the sending of one reply.
+Guarantees: each delta is sent as soon as it is known. What a stream says is its `Form`'s: the events, what a silent stream
+gets, what ends a failed one. Work is cancelled as soon as its client closes the connection, and only then; one task watches,
+and the work itself runs without a task of its own. The owner learns the end of every stream exactly once. Heartbeats, also
+before the first token, prevent idle time-outs between engine and client. `EventStream` owns the sending of one reply.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from types import TracebackType
-from typing import Any, Protocol
 
 import orjson
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from chat_codec.reply_parser import Content, Delta, Reasoning, ToolCallArguments, ToolCallStart
-from openclaw.gateway.capture import Capture, Step
+from openclaw.gateway.dialects.dialect import Form
 from openclaw.gateway.errors import CLIENT_GONE, ClientGoneError, stopping
 
 LESSONS_HEADER = "x-openclaw-lessons"
 """Of a request: ``on`` or ``off``; of an answer: how many lessons its prompt had."""
-COMMENT = b": keep-alive\n\n"
 
 
 def json_response(value: object, headers: dict[str, str] | None = None) -> Response:
@@ -62,13 +59,14 @@ class Connected:
             raise ClientGoneError from error
 
 
-class Comments:
-    """Sends a keep-alive comment after each silence of a stream; set ``sent_at`` on every other send."""
+class Heartbeats:
+    """Sends a heartbeat after each silence of a stream; set ``sent_at`` on every other send."""
 
-    def __init__(self, send: Send, seconds: float) -> None:
-        """Start now; send a comment after ``seconds`` of silence."""
+    def __init__(self, send: Send, seconds: float, heartbeat: Callable[[], bytes]) -> None:
+        """Start now; send what ``heartbeat`` gives after ``seconds`` of silence."""
         self.sent_at = time.monotonic()
         self._send = send
+        self._heartbeat = heartbeat
         self._seconds = seconds
         self._sending: asyncio.Future[None] | None = None
         self._timer = asyncio.get_running_loop().call_later(seconds, self._look)
@@ -78,12 +76,12 @@ class Comments:
         if left <= 0:
             left, self.sent_at = self._seconds, time.monotonic()
             if self._sending is None or self._sending.done():
-                message = {"type": "http.response.body", "body": COMMENT, "more_body": True}
+                message = {"type": "http.response.body", "body": self._heartbeat(), "more_body": True}
                 self._sending = asyncio.ensure_future(self._send(message))
         self._timer = asyncio.get_running_loop().call_later(left, self._look)
 
     async def stop(self) -> None:
-        """Stop sending comments."""
+        """Stop sending heartbeats."""
         self._timer.cancel()
         if self._sending is not None:
             self._sending.cancel()
@@ -95,129 +93,6 @@ async def _wait_until_gone(receive: Receive) -> None:
         continue
 
 
-DONE = b"data: [DONE]\n\n"
-
-
-def event(value: dict[str, Any]) -> bytes:
-    """Return one server-sent event."""
-    return b"data: " + orjson.dumps(value) + b"\n\n"
-
-
-class Writer(Protocol):
-    """Writes the events of one streamed request."""
-
-    def step(self, step: Step) -> bytes:
-        """Return the events of a choice's next step."""
-        ...
-
-    def finish(self, index: int, reason: str) -> bytes:
-        """Return the event with a choice's finish reason."""
-        ...
-
-    def usage(self, usage: dict[str, Any]) -> bytes:
-        """Return the event with the usage, or nothing if the client did not ask for it."""
-        ...
-
-
-class ChunkWriter(Writer):
-    """Writes the chunks of one streamed request, each with the ``index`` of its choice."""
-
-    def __init__(self, head: Mapping[str, Any], *, logprobs: bool = False, include_usage: bool = False) -> None:
-        """Start a stream.
-
-        Args:
-            head: the fields of every chunk, see `Form.head`.
-            logprobs: whether the client asked for log-probabilities.
-            include_usage: whether it asked for the usage.
-        """
-        self._head = {**head, "object": "chat.completion.chunk"}
-        self._begin = b"data: " + orjson.dumps(self._head)[:-1] + b',"choices":['
-        self._end = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
-        self._logprobs = logprobs
-        self._include_usage = include_usage
-        self._spoken: set[int] = set()
-
-    def step(self, step: Step) -> bytes:
-        """Return the chunks of a choice's next step; the first chunk has the role."""
-        entries = step.logprobs
-        data = b""
-        if step.index not in self._spoken:
-            self._spoken.add(step.index)
-            data = self._chunk(step.index, {"role": "assistant", "content": ""})
-        for delta in step.deltas:
-            data += self._chunk(step.index, _delta_fields(delta), logprobs=entries)
-            entries = []
-        if entries:
-            data += self._chunk(step.index, {"content": ""}, logprobs=entries)
-        return data
-
-    def finish(self, index: int, reason: str) -> bytes:
-        """Return the chunk with a choice's finish reason."""
-        return self._chunk(index, {}, reason)
-
-    def usage(self, usage: dict[str, Any]) -> bytes:
-        """Return the chunk with the usage, or nothing if the client did not ask for it."""
-        return event({**self._head, "choices": [], "usage": usage}) if self._include_usage else b""
-
-    def _chunk(
-        self,
-        index: int,
-        delta: dict[str, Any],
-        finish_reason: str | None = None,
-        logprobs: Sequence[dict[str, Any]] = (),
-    ) -> bytes:
-        numbers = _logprobs_field(logprobs) if self._logprobs and logprobs else None
-        part = {"index": index, "delta": delta, "logprobs": numbers, "finish_reason": finish_reason}
-        return self._begin + orjson.dumps(part) + self._end
-
-
-class Form:
-    """The form of the answers to one request: here that of chat completions."""
-
-    def head(self, completion_id: str, model: str, created: float, weight_version: str) -> dict[str, Any]:
-        """Return the fields of every answer to one request; ``system_fingerprint`` names the weights."""
-        return {
-            "id": completion_id,
-            "object": "chat.completion",
-            "created": int(created),
-            "model": model,
-            "system_fingerprint": f"weights-{weight_version}",
-        }
-
-    def choice(self, capture: Capture) -> dict[str, Any]:
-        """Return one choice of a whole reply."""
-        return {
-            "index": capture.index,
-            "message": capture.builder.message(),
-            "logprobs": None if capture.entries is None else _logprobs_field(capture.content_logprobs),
-            "finish_reason": capture.finish_reason or "stop",
-        }
-
-    def writer(self, head: Mapping[str, Any], *, logprobs: bool, include_usage: bool) -> Writer:
-        """Return the writer of a stream's events."""
-        return ChunkWriter(head, logprobs=logprobs, include_usage=include_usage)
-
-
-CHAT = Form()
-
-
-def _logprobs_field(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    return {"content": list(entries), "refusal": None}
-
-
-def _delta_fields(delta: Delta) -> dict[str, Any]:
-    match delta:
-        case Content(text):
-            return {"content": text}
-        case Reasoning(text):
-            return {"reasoning_content": text}
-        case ToolCallStart(index, id_, name):
-            call = {"index": index, "id": id_, "type": "function", "function": {"name": name, "arguments": ""}}
-            return {"tool_calls": [call]}
-        case ToolCallArguments(index, text):
-            return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
-
-
 class EventStream(Response):
     """Sends the events of ``source`` until it ends or the client disconnects."""
 
@@ -226,6 +101,7 @@ class EventStream(Response):
     def __init__(
         self,
         source: AsyncGenerator[bytes, None],
+        form: Form,
         headers: dict[str, str],
         on_end: Callable[[int], None],
         *,
@@ -235,14 +111,16 @@ class EventStream(Response):
 
         Args:
             source: the events.
+            form: gives heartbeats and the event of a server that stops.
             headers: of the response.
-            keepalive_seconds: silence after which a comment is sent.
+            keepalive_seconds: silence after which a heartbeat is sent.
             on_end: called once at the end, even if ``source`` was never read: with 200 if everything was sent, 499 if the
             client disconnected, 500 if sending failed, 503 if the server ended first.
         """
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
         del self.headers["content-length"]
         self._source = source
+        self._form = form
         self._on_end = on_end
         self._keepalive_seconds = keepalive_seconds
 
@@ -261,7 +139,7 @@ class EventStream(Response):
             raise
         except asyncio.CancelledError:  # the time that the server gives its last requests is over
             status = 503
-            await send({"type": "http.response.body", "body": event(stopping().body()), "more_body": False})
+            await send({"type": "http.response.body", "body": self._form.failure(stopping()), "more_body": False})
         except Exception:
             status = 500
             raise
@@ -270,12 +148,12 @@ class EventStream(Response):
 
     async def _send(self, source: AsyncGenerator[bytes, None], receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        comments = Comments(send, self._keepalive_seconds)
+        heartbeats = Heartbeats(send, self._keepalive_seconds, self._form.heartbeat)
         try:
             async with Connected(receive):
                 async for data in source:
-                    comments.sent_at = time.monotonic()
+                    heartbeats.sent_at = time.monotonic()
                     await send({"type": "http.response.body", "body": data, "more_body": True})
         finally:
-            await comments.stop()
+            await heartbeats.stop()
         await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -15,12 +15,12 @@ from openclaw.config import bounds as b
 from openclaw.config.bounds import Bound, rows
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.gateway.chat import read_headers
+from openclaw.gateway.dialects.text_completions import parse_completion
 from openclaw.gateway.episodes import GroupRequest, parse_episode, parse_reward
 from openclaw.gateway.errors import ApiError
 from openclaw.gateway.lessons import LessonRequest
 from openclaw.gateway.limits import parse_body
 from openclaw.gateway.schema import parse_request
-from openclaw.gateway.text_completions import parse_completion
 from openclaw.gateway.turns import parse_feedback
 from openclaw.launch.report import limit_lines, short_limits
 from tests.helpers.nested import nested

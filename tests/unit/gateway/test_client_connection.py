@@ -1,4 +1,4 @@
-"""Work for a client ends when the client goes away, and for no other reason; silences are broken by comments."""
+"""Work for a client ends when the client goes away, and for no other reason; silences are broken by heartbeats."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from lab.testkit.waiting import eventually
+from openclaw.gateway.dialects.chat import COMMENT, ChatForm
 from openclaw.gateway.errors import ClientGoneError
-from openclaw.gateway.stream import COMMENT, Comments, Connected
+from openclaw.gateway.stream import Connected, Heartbeats
 
 
 class Client:
@@ -72,29 +73,29 @@ async def test_other_errors_and_cancellations_stay_what_they_are() -> None:
         await task
 
 
-async def test_comments_break_silences_until_they_are_stopped() -> None:
+async def test_heartbeats_break_silences_until_they_are_stopped() -> None:
     sent: list[bytes] = []
 
     async def send(message: MutableMapping[str, Any]) -> None:
         sent.append(message["body"])
 
-    comments = Comments(send, 0.001)
+    heartbeats = Heartbeats(send, 0.001, ChatForm().heartbeat)
     await eventually(lambda: len(sent) >= 3, True)
-    await comments.stop()
+    await heartbeats.stop()
     assert set(sent) == {COMMENT}
     count = len(sent)
     await asyncio.sleep(0.02)
     assert len(sent) == count
 
 
-async def test_a_stream_that_is_not_silent_gets_no_comments() -> None:
+async def test_a_stream_that_is_not_silent_gets_no_heartbeats() -> None:
     sent: list[bytes] = []
 
     async def send(message: MutableMapping[str, Any]) -> None:
         sent.append(message["body"])
 
-    comments = Comments(send, 0.001)
-    comments.sent_at = time.monotonic() + 1000
+    heartbeats = Heartbeats(send, 0.001, ChatForm().heartbeat)
+    heartbeats.sent_at = time.monotonic() + 1000
     await asyncio.sleep(0.02)
-    await comments.stop()
+    await heartbeats.stop()
     assert sent == []

@@ -27,8 +27,8 @@ from lab.testkit.engine import mock_engine, serve
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.gateway.app import create_app
 from openclaw.gateway.chat import ChatService
+from openclaw.gateway.dialects.text_completions import CompletionRequest
 from openclaw.gateway.schema import IGNORED, ChatRequest
-from openclaw.gateway.text_completions import CompletionRequest
 from openclaw.ledger.store import Ledger
 
 pytestmark = pytest.mark.slow

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from openclaw.gateway.dialects.text_completions import CompletionRequest
 from openclaw.gateway.schema import IGNORED, ChatRequest
-from openclaw.gateway.text_completions import CompletionRequest
 
 
 def test_parameters_are_documented(repository: Path) -> None:

@@ -23,11 +23,12 @@ from lab.testkit.waiting import eventually
 from openclaw.engine.client import EngineClient, TokenChunk
 from openclaw.exceptions import EngineAwayError, EngineProtocolError, EngineRejectedError
 from openclaw.gateway.auth import EVERYBODY
-from openclaw.gateway.schema import parse_request
+from openclaw.gateway.dialects import CHAT
+from openclaw.gateway.dialects.chat import ChatForm
 from openclaw.gateway.stream import EventStream
 from openclaw.owners import LOCAL
 from slime.contract.engine import StandInEngine, logprob_of
-from tests.unit.gateway.conftest import PATIENCE, Stack, Starter
+from tests.unit.gateway.conftest import CONTEXT_LENGTH, PATIENCE, Stack, Starter
 
 USER: Any = [{"role": "user", "content": "Hello?"}]
 REPLY = [5, 6, 7, 8, 9]
@@ -389,14 +390,16 @@ async def test_a_stream_that_cannot_begin_is_given_up() -> None:
         raise OSError("broken pipe")
 
     with pytest.raises(OSError, match="broken pipe"):
-        await EventStream(source(), {}, ended.append, keepalive_seconds=1.0)({"type": "http"}, receive, send)
+        await EventStream(source(), ChatForm(), {}, ended.append, keepalive_seconds=1.0)(
+            {"type": "http"}, receive, send
+        )
     assert ended == [499]
 
 
 async def test_a_reply_given_up_unread_is_recorded_once(stack: Stack) -> None:
     stack.say("one two three")
-    request, raw = parse_request(_json({"model": "any", "messages": USER, "stream": True}))
-    async with stack.service.reply(request, raw, {}, EVERYBODY) as reply:
+    question = CHAT.read(_json({"model": "any", "messages": USER, "stream": True}), CONTEXT_LENGTH)
+    async with stack.service.reply(question, {}, EVERYBODY) as reply:
         assert await reply.begun()
     await eventually(lambda: stack.metric("openclaw_turns_total", kind="main", outcome="abort"), 1)
     assert [turn.finish_reason for turn in stack.turns()] == ["abort"]

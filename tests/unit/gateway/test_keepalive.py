@@ -9,7 +9,7 @@ import httpx
 import openai
 import pytest
 
-from openclaw.gateway.stream import COMMENT
+from openclaw.gateway.dialects.chat import COMMENT
 from tests.unit.gateway.conftest import Stack, Starter
 
 USER: Any = [{"role": "user", "content": "Hello?"}]

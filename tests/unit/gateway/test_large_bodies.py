@@ -18,6 +18,8 @@ import pytest
 from lab.testkit.waiting import wait_until
 from openclaw.config.bounds import LARGE_BODIES, LARGE_BODY
 from openclaw.gateway import large_bodies
+from openclaw.gateway.dialects import CHAT
+from openclaw.gateway.dialects.dialect import unslim
 from openclaw.gateway.errors import ApiError
 from openclaw.gateway.large_bodies import LargeBodies
 from openclaw.gateway.schema import parse_request
@@ -53,13 +55,12 @@ async def test_the_short_body_is_the_same_request(reader: LargeBodies) -> None:
         "logit_bias": {"5": 1.5},
     }
     body = body_of(**more)
-    slim = await reader.slim(body)
+    slim = await reader.slim(body, CHAT)
     assert len(slim) < 1_000
-    here, values = parse_request(body, CONTEXT)
-    there, same = parse_request(slim, CONTEXT)
-    assert there == here
-    assert [orjson.dumps(same[name]) for name in ("messages", "tools")] == [
-        orjson.dumps(values[name]) for name in ("messages", "tools")
+    here, there = CHAT.read(body, CONTEXT), unslim(CHAT, slim)
+    assert (there.request, there.form) == (here.request, here.form)
+    assert [orjson.dumps(there.raw[name]) for name in ("messages", "tools")] == [
+        orjson.dumps(here.raw[name]) for name in ("messages", "tools")
     ]
 
 
@@ -68,18 +69,18 @@ async def test_a_refusal_comes_back_whole(reader: LargeBodies) -> None:
         with pytest.raises(ApiError) as here:
             parse_request(body, CONTEXT)
         with pytest.raises(ApiError) as there:
-            await reader.slim(body)
+            await reader.slim(body, CHAT)
         assert vars(there.value) == vars(here.value)
 
 
 async def test_a_worker_that_dies_is_replaced(reader: LargeBodies) -> None:
-    await reader.slim(body_of())
+    await reader.slim(body_of(), CHAT)
     assert reader._worker is not None
     first = reader._worker.pid
-    await reader.slim(body_of())
+    await reader.slim(body_of(), CHAT)
     assert reader._worker.pid == first
     reader._worker.kill()
-    assert json.loads(await reader.slim(body_of()))["messages"] == [USER]
+    assert unslim(CHAT, await reader.slim(body_of(), CHAT)).raw["messages"] == [USER]
     assert reader._worker.pid != first
 
 
@@ -94,31 +95,31 @@ async def test_a_body_under_which_workers_die_is_refused(reader: LargeBodies, mo
     starts: list[int] = []
     monkeypatch.setattr(large_bodies, "_start", start)
     with pytest.raises(ApiError) as caught:
-        await reader.slim(body_of())
+        await reader.slim(body_of(), CHAT)
     assert caught.value.status == 400
     assert len(starts) == large_bodies.ATTEMPTS
 
 
 async def test_a_worker_that_has_grown_ends(reader: LargeBodies) -> None:
     values = orjson.dumps({"messages": [USER], "metadata": [[0] for _ in range(3_000_000)]})
-    assert json.loads(await reader.slim(values)) == {"messages": [USER]}
+    assert unslim(CHAT, await reader.slim(values, CHAT)).raw == {"messages": [USER]}
     assert reader._worker is None
-    assert json.loads(await reader.slim(body_of()))["messages"] == [USER]
+    assert unslim(CHAT, await reader.slim(body_of(), CHAT)).raw["messages"] == [USER]
 
 
 async def test_a_caller_that_leaves_does_not_mix_up_answers(reader: LargeBodies) -> None:
-    await reader.slim(body_of())
-    left = asyncio.create_task(reader.slim(body_of(temperature=1)))
+    await reader.slim(body_of(), CHAT)
+    left = asyncio.create_task(reader.slim(body_of(temperature=1), CHAT))
     await asyncio.sleep(0)
     left.cancel()
     await asyncio.gather(left, return_exceptions=True)
-    assert "temperature" not in json.loads(await reader.slim(body_of()))
+    assert "temperature" not in unslim(CHAT, await reader.slim(body_of(), CHAT)).raw
 
 
 async def test_bodies_that_wait_are_bounded(reader: LargeBodies, monkeypatch: pytest.MonkeyPatch) -> None:
     reader._waiting_bytes = LARGE_BODIES.most
     with pytest.raises(ApiError) as caught:
-        await reader.slim(body_of())
+        await reader.slim(body_of(), CHAT)
     assert (caught.value.status, caught.value.limit) == (503, "large_bodies")
     assert reader._waiting_bytes == LARGE_BODIES.most
 
@@ -137,11 +138,12 @@ async def test_the_server_answers_others_while_it_reads(stack: Stack, http: http
 
 PARENT = """
 import asyncio, sys
+from openclaw.gateway.dialects import CHAT
 from openclaw.gateway.large_bodies import LargeBodies
 
 async def main():
     reader = LargeBodies(2048)
-    await reader.slim(b'{"messages": [{"role": "user", "content": "x"}]}')
+    await reader.slim(b'{"messages": [{"role": "user", "content": "x"}]}', CHAT)
     print(reader._worker.pid, flush=True)
     await asyncio.sleep(600)
 

@@ -10,7 +10,9 @@ import openai
 import pytest
 
 from openclaw.config.bounds import LARGE_BODY, TEXT_REPLIES
-from openclaw.gateway.large_bodies import TEXT, LargeBodies
+from openclaw.gateway.dialects import TEXT
+from openclaw.gateway.dialects.dialect import unslim
+from openclaw.gateway.large_bodies import LargeBodies
 from slime.contract.engine import WAIT_SECONDS, logprob_of
 from tests.unit.gateway.conftest import Stack, Starter
 
@@ -179,12 +181,13 @@ async def test_keys_bounds_and_counts_are_those_of_chats(start: Starter) -> None
 async def test_a_large_body_is_read_elsewhere(stack: Stack) -> None:
     body = b'{"prompt": [5, 6, 7], "user": "' + b"x" * LARGE_BODY.most + b'", "max_tokens": 4}'
     stack.say("b")
-    async with httpx.AsyncClient(base_url=stack.url, trust_env=False) as client:
+    async with httpx.AsyncClient(base_url=stack.url, trust_env=False, timeout=60) as client:
         headers = {"content-type": "application/json"}
         assert (await client.post("/v1/completions", content=body, headers=headers)).status_code == 200
     assert stack.turns()[0].prompt_ids == [5, 6, 7]
     reader = LargeBodies(64)
-    assert await reader.slim(body, TEXT) == b'{"max_tokens":4,"prompt":[5,6,7]}'
+    here, there = TEXT.read(body, 64), unslim(TEXT, await reader.slim(body, TEXT))
+    assert (there.prompts, there.form, there.request.max_tokens) == ([[5, 6, 7]], here.form, 4)
     await reader.close()
 
 

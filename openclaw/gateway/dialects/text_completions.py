@@ -21,7 +21,9 @@ from pydantic import Field
 from chat_codec.detokenize import Vocabulary
 from chat_codec.reply_parser import Content
 from openclaw.config.bounds import TEXT_REPLIES, TOP_LOGPROBS
-from openclaw.gateway.capture import Capture, Step
+from openclaw.gateway.capture import Capture, Step, usage
+from openclaw.gateway.dialects.chat import DONE, ChatForm, includes_usage
+from openclaw.gateway.dialects.dialect import Dialect, Head, Question, Writer, event
 from openclaw.gateway.errors import Place, bad_request, unsupported
 from openclaw.gateway.schema import (
     AtMost,
@@ -32,7 +34,6 @@ from openclaw.gateway.schema import (
     parameters,
     validated,
 )
-from openclaw.gateway.stream import Form, Writer, event
 
 DEFAULT_REPLY = 16
 """Most tokens of a reply to a request that does not say, as in OpenAI's API."""
@@ -41,6 +42,8 @@ ADVICE = {
     "suffix": "the model continues a text at its end; leave it out",
     "top_logprobs": "send 'logprobs' with the number of alternatives",
 }
+NO_MESSAGES = [{"role": "user", "content": ""}]
+"""In the canonical form, which has at least one."""
 TokenIds = list[Annotated[int, Field(ge=0)]]
 
 
@@ -134,7 +137,7 @@ def _too_many(count: int) -> Exception:
 def as_chat(request: CompletionRequest) -> ChatRequest:
     """Return the request in the form that plans its sampling and its capture."""
     values = {name: getattr(request, name) for name in SamplingRequest.model_fields}
-    values |= {"messages": [], "max_tokens": request.max_tokens or DEFAULT_REPLY}
+    values |= {"messages": NO_MESSAGES, "max_tokens": request.max_tokens or DEFAULT_REPLY}
     values |= {"logprobs": request.logprobs is not None, "top_logprobs": request.logprobs}
     return ChatRequest.model_construct(**values)
 
@@ -158,29 +161,32 @@ def check_prompt_ids(ids: Sequence[int], vocabulary: Vocabulary, placeholders: f
 
 
 @dataclass(frozen=True)
-class TextForm(Form):
-    """The answers of text completions; ``echoes`` has the prompt of each choice if the client wants it back."""
+class TextForm(ChatForm):
+    """The answers of text completions; ``echo``: each choice begins with its prompt."""
 
-    echoes: tuple[str, ...] = ()
+    echo: bool = False
 
-    def head(self, completion_id: str, model: str, created: float, weight_version: str) -> dict[str, Any]:
+    def head(self, head: Head) -> dict[str, Any]:
         """Return the fields of every answer to one request."""
-        return {**super().head(completion_id, model, created, weight_version), "object": "text_completion"}
+        return {**super().head(head), "object": "text_completion"}
 
     def choice(self, capture: Capture) -> dict[str, Any]:
         """Return one choice of a whole reply."""
-        echo = self.echoes[capture.index] if self.echoes else ""
         offsets = Offsets()
         return {
             "index": capture.index,
-            "text": echo + text_of(capture),
+            "text": self.echoed(capture) + text_of(capture),
             "logprobs": None if capture.entries is None else offsets.field(capture.content_logprobs),
             "finish_reason": capture.finish_reason or "stop",
         }
 
-    def writer(self, head: Mapping[str, Any], *, logprobs: bool, include_usage: bool) -> Writer:
+    def echoed(self, capture: Capture) -> str:
+        """Return the prompt of a choice if the client wants it back."""
+        return capture.prompt.messages[0]["content"] if self.echo else ""
+
+    def writer(self, head: Head, captures: Sequence[Capture]) -> Writer:
         """Return the writer of a stream's chunks."""
-        return TextWriter(head, self.echoes, logprobs=logprobs, include_usage=include_usage)
+        return TextWriter(self, head, captures)
 
 
 def text_of(capture: Capture) -> str:
@@ -218,11 +224,11 @@ def _alternatives(entry: Mapping[str, Any]) -> dict[str, float]:
 class TextWriter(Writer):
     """Writes the chunks of one streamed text completion."""
 
-    def __init__(self, head: Mapping[str, Any], echoes: Sequence[str], *, logprobs: bool, include_usage: bool) -> None:
-        self._head = dict(head)
-        self._echoes = dict(enumerate(echoes))
-        self._logprobs = logprobs
-        self._include_usage = include_usage
+    def __init__(self, form: TextForm, head: Head, captures: Sequence[Capture]) -> None:
+        self._head = form.head(head)
+        self._echoes = {capture.index: form.echoed(capture) for capture in captures}
+        self._logprobs = form.logprobs
+        self._include_usage = form.include_usage
         self._offsets: dict[int, Offsets] = {}
 
     def step(self, step: Step) -> bytes:
@@ -237,15 +243,33 @@ class TextWriter(Writer):
             numbers = self._offsets.setdefault(step.index, Offsets()).field(step.logprobs)
         return self._chunk(step.index, text, numbers, None)
 
-    def finish(self, index: int, reason: str) -> bytes:
-        """Return the chunk with a choice's finish reason."""
-        return self._chunk(index, self._echoes.pop(index, ""), None, reason)
-
-    def usage(self, usage: dict[str, Any]) -> bytes:
-        """Return the chunk with the usage, or nothing if the client did not ask for it."""
-        return event({**self._head, "choices": [], "usage": usage}) if self._include_usage else b""
+    def end(self, captures: Sequence[Capture]) -> bytes:
+        """Return the chunks with the finish reasons, the usage if the client asked for it, and the end."""
+        data = b"".join(
+            self._chunk(capture.index, self._echoes.pop(capture.index, ""), None, capture.finish_reason or "stop")
+            for capture in captures
+        )
+        if self._include_usage:
+            data += event({**self._head, "choices": [], "usage": usage(captures)})
+        return data + DONE
 
     def _chunk(self, index: int, text: str, logprobs: dict[str, Any] | None, reason: str | None) -> bytes:
         part = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
         further = {"usage": None} if self._include_usage else {}
         return event({**self._head, "choices": [part], **further})
+
+
+class TextCompletions(Dialect):
+    """Text completions."""
+
+    path = "/v1/completions"
+    form = TextForm
+
+    def read(self, body: bytes, context_length: int) -> Question:
+        """Return what a body asks."""
+        request = parse_completion(body, context_length)
+        form = TextForm(request.logprobs is not None, includes_usage(request), bool(request.echo))
+        return Question(as_chat(request), {"messages": NO_MESSAGES}, form, request.prompts)
+
+
+TEXT = TextCompletions()
