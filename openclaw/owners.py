@@ -32,6 +32,7 @@ EPISODE = "episode-"
 """How the id of an episode begins; no key of a keys file may be named like that."""
 COMPLETION = "chatcmpl-"
 TEXT_COMPLETION = "cmpl-"
+RESPONSE = "resp_"
 CALL = "call"
 TURN_ID = re.compile(r"chatcmpl-[0-9a-f]{32}(?:\.[1-9])?")
 CALL_ID = re.compile(r"call([0-9a-f]{32})([0-9])[0-9a-f]{2,3}")
@@ -102,6 +103,17 @@ def new_completion_id(kind: str = COMPLETION) -> str:
 def turn_id(completion: str, choice: int) -> str:
     """Return the id of the turn of a choice, counted from 0."""
     return f"{completion}.{choice}" if choice else completion
+
+
+def response_id(completion: str) -> str:
+    """Return what the Responses API calls a completion: ``resp_`` and its digits."""
+    return RESPONSE + completion.removeprefix(COMPLETION)
+
+
+def turn_of_response(response: str) -> str:
+    """Return the turn of a response's id; an id of another form stays as it is."""
+    turn = COMPLETION + response.removeprefix(RESPONSE)
+    return turn if response.startswith(RESPONSE) and TURN_ID.fullmatch(turn) else response
 
 
 def tool_call_id(completion: str, choice: int, number: int) -> str:

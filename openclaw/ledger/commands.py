@@ -41,7 +41,7 @@ from openclaw.privacy.redactor import Redactor
 TABLES = (
     "sessions", "turns", "verdicts", "verdict_log", "samples", "steps", "feedback", "forgotten_samples", "forgotten_sessions",
     "episodes", "logs", "decisions", "probe_scores", "pictures", "turn_pictures", "secrets", "people", "lessons", "lesson_turns",
-    "lesson_measures", "practice_rounds", "heldout_prompts",
+    "lesson_measures", "practice_rounds", "heldout_prompts", "responses",
 )  # fmt: skip
 CHILDREN_OF_TURNS = (
     "verdicts",
@@ -53,6 +53,7 @@ CHILDREN_OF_TURNS = (
     "turn_pictures",
     "lesson_turns",
     "heldout_prompts",
+    "responses",
 )
 HEADER_BYTES = 100
 UNKNOWN_ROWS = 1_000_000

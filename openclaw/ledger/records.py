@@ -103,6 +103,21 @@ class PlainPart:
         return [*served[: self.start], *self.ids, *served[self.end :]]
 
 
+@dataclass(frozen=True)
+class KeptResponse:
+    """A response that its client may ask for again.
+
+    Attributes:
+        items: that its request added to the conversation.
+        response: as it was sent, with its output.
+        previous: the turn of the response that it continues, or None.
+    """
+
+    items: list[Any]
+    response: dict[str, Any]
+    previous: str | None = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Turn:
     """One reply of the policy, with the inputs that produced it.
@@ -141,6 +156,8 @@ class Turn:
         plain: how the prompt without the person's lessons differs from ``prompt_ids``; None if it had no lessons.
         adapter_fallback: the person's newer adapter that could not be loaded, so that an older one answered; else None.
         lessons: id and text of each of these lessons, when the turn is recorded; a turn that was read has none, see `openclaw.ledger.lessons`.
+        kept: what its client may ask for again, when the turn is recorded; a turn that was read has none, see
+            `openclaw.ledger.responses`.
 
     Example:
         >>> turn = Turn(
@@ -195,6 +212,7 @@ class Turn:
     plain: PlainPart | None = None
     lessons: tuple[tuple[str, str], ...] = field(default=(), compare=False)
     adapter_fallback: str | None = None
+    kept: KeptResponse | None = field(default=None, compare=False, repr=False)
 
     @property
     def student_ids(self) -> list[int]:
@@ -232,6 +250,9 @@ class Turn:
         if redaction is None:
             return self
         following = None if self.next_state is None else redaction.messages(self.next_state)
+        kept = self.kept
+        if kept is not None and any(redaction.object(part) != part for part in ({"items": kept.items}, kept.response)):
+            kept = None  # it cannot be given back as it was
         changed = replace(
             self,
             messages=redaction.messages(self.messages),
@@ -239,6 +260,7 @@ class Turn:
             response_message=redaction.messages([self.response_message])[0],
             next_state=following,
             chat_template_kwargs=redaction.object(self.chat_template_kwargs),
+            kept=kept,
         )
         if replace(self, next_state=following) == changed:
             return changed

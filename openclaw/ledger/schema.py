@@ -436,6 +436,14 @@ ALTER TABLE decisions ADD COLUMN person TEXT;  -- whose adapter it is about; NUL
 _VERSION_29 = """
 ALTER TABLE turns ADD COLUMN adapter_fallback TEXT;  -- the person's newer adapter that could not be loaded
 """
+_VERSION_30 = """
+CREATE TABLE responses (         -- what clients may ask for again, see openclaw.ledger.responses
+    turn_id TEXT PRIMARY KEY REFERENCES turns(id),
+    previous TEXT,               -- turn of the response that it continues
+    items TEXT NOT NULL,         -- those that its request added to the conversation
+    response TEXT NOT NULL       -- as it was sent
+);
+"""
 
 
 def fill_baseline_owners(connection: sqlite3.Connection) -> None:
@@ -544,6 +552,7 @@ MIGRATIONS: tuple[Migration, ...] = (
     Migration(27, "the round of a practised sample, and whether it may still be trained", _VERSION_27),
     Migration(28, "whose adapter a step trained and a decision is about", _VERSION_28),
     Migration(29, "replies by an older adapter of the person", _VERSION_29),
+    Migration(30, "responses that clients may ask for again", _VERSION_30),
 )
 VERSION = MIGRATIONS[-1].version
 

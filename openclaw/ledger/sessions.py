@@ -306,7 +306,7 @@ class Sessions:
             )
             samples = connection.execute(f"DELETE FROM samples WHERE {of_session}", which).rowcount
             connection.execute(f"DELETE FROM verdicts WHERE turn_id IN {turns_of}", (session_id,))
-            for table in ("feedback", "logs", "probe_scores", "verdict_log"):
+            for table in ("feedback", "logs", "probe_scores", "verdict_log", "responses"):
                 connection.execute(f"DELETE FROM {table} WHERE turn_id IN {turns_of}", (session_id,))
             self._lessons.forget_session(connection, session_id)
             forget_prompts(connection, session_id)

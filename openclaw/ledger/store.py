@@ -25,6 +25,7 @@ from openclaw.ledger.lessons import Lessons
 from openclaw.ledger.logs import Logs
 from openclaw.ledger.practice import Practices
 from openclaw.ledger.probes import Probes
+from openclaw.ledger.responses import Responses
 from openclaw.ledger.samples import Samples
 from openclaw.ledger.sessions import Sessions
 from openclaw.ledger.turns import Pictures, Turns
@@ -52,6 +53,7 @@ class Ledger:
         episodes: agents' runs.
         decisions: of the gate.
         probes: turns on which the gate compares weights.
+        responses: that clients may ask for again.
         logs: turns that came as text.
         transfer: to and from other ledgers.
         views: for reports, commands and clients.
@@ -103,6 +105,7 @@ class Ledger:
         self.episodes = Episodes(database, self.pictures)
         self.decisions = Decisions(database)
         self.probes = Probes(database)
+        self.responses = Responses(database)
         self.logs = Logs(database, self.turns, self.judging)
         self.transfer = Transfer(database, self.turns, self.feedback, self.sessions)
         self.views = Views(database)

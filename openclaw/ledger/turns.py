@@ -37,6 +37,7 @@ from openclaw.ledger.records import (
     Turn,
     choice_of,
 )
+from openclaw.ledger.responses import keep_response
 from openclaw.messages.signals import WEAK
 from openclaw.owners import episode_of, owner_of
 
@@ -262,6 +263,8 @@ class Turns:
         store_pictures(connection, turn.id, turn.pictures)
         if turn.lessons:
             note_lessons(connection, turn.id, turn.lessons, turn.finished_at)
+        if turn.kept is not None:
+            keep_response(connection, turn.id, turn.kept)
 
     def set_next_state(
         self, connection: sqlite3.Connection, turn_id: str, messages: Sequence[Message], at: float, signal: Signal
