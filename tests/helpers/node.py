@@ -1,4 +1,4 @@
-"""Node packages for tests: installed by ``scripts/setup_node.sh``, or the reason why they are not."""
+"""Programs of others for tests: installed by the scripts of ``scripts/``, or the reason why they are not."""
 
 from __future__ import annotations
 
@@ -12,16 +12,20 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def node_packages(name: str) -> Path:
-    """Return the folder into which a set of packages is installed; install it first if it is missing.
+    """Return the folder into which a set of Node packages is installed; see `installed_by`."""
+    installed_by("scripts/setup_node.sh", name)
+    return REPOSITORY / ".cache/node" / name
+
+
+def installed_by(script: str, *words: str) -> None:
+    """Have a script install what it does not find.
 
     Skips the test with the reason where it cannot be installed. In CI (``CI`` is set) it fails instead: these tests
     must run there.
     """
-    command = [str(REPOSITORY / "scripts/setup_node.sh"), name]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run([str(REPOSITORY / script), *words], capture_output=True, text=True)
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no output"])[-1]
         if os.environ.get("CI"):
             pytest.fail(f"{reason}\n{done.stderr}")
         pytest.skip(reason)
-    return REPOSITORY / ".cache/node" / name

@@ -85,6 +85,7 @@ def pages(repository: Path) -> list[Path]:
         "",
         "instructions/",
         f"{GUIDES}/",
+        "instructions/clients/",
         "benchmarks/",
         "requirements/",
         "agentrl/tasks/gui/osworld/",
@@ -170,7 +171,12 @@ def test_a_page_is_short_enough_to_read(repository: Path) -> None:
 
 
 def test_the_index_has_every_page(repository: Path) -> None:
-    for folder, pattern in (("instructions", "*.md"), ("instructions", "guides/*.md"), ("log", "*.md")):
+    for folder, pattern in (
+        ("instructions", "*.md"),
+        ("instructions", "guides/*.md"),
+        ("instructions", "clients/*.md"),
+        ("log", "*.md"),
+    ):
         index = (repository / folder / "README.md").read_text()
         for page in (repository / folder).glob(pattern):
             name = page.relative_to(repository / folder).as_posix()

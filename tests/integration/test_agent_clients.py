@@ -1,0 +1,106 @@
+"""Real agent clients, set up by their pages, in an episode with a tool: what a person would call a turn is one, whole and exact.
+
+The engine plays replies that the test knows, so a client's behaviour is certain. Each client reads a note with its own shell,
+tells what it says, and hears the user's reaction in a second start of the client.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lab.testkit.live_run import wait_until
+from openclaw.ledger.records import Turn
+from openclaw.messages.classify import user_words
+from openclaw.messages.text import content_text
+from slime.rollout.segments import SampledTurn, merge
+from tests.helpers.agent_clients import CHAT_CLIENTS, CONTEXT, AgentClient
+from tests.helpers.qwen_tokenizers import QWEN3_TEMPLATE
+from tests.helpers.stand_in_server import StandInServer, stand_in_server
+
+pytestmark = pytest.mark.timeout(600)
+
+NOTE = "Buy oat milk."
+ASKED, REACTION = "Please read the file note.txt.", "Shorter, please."
+THOUGHT = "<think>\nLet me think.\n</think>\n\n"
+TOLD, SHORTER = "The note says: buy oat milk.", "Oat milk."
+ASIDE = "<title>A note</title>"
+
+
+class Model:
+    """Plays the episode; what else a client asks is its own business and gets `ASIDE`.
+
+    A reply without the thought before it would begin another sample, so for a client that drops thoughts it has none.
+    """
+
+    def __init__(self, client: AgentClient) -> None:
+        """Prepare the replies."""
+        call = {"name": client.tool, "arguments": dict(client.arguments)}
+        thought = THOUGHT if client.thoughts else ""
+        self.call = f"{thought}Let me look.\n<tool_call>\n{json.dumps(call)}\n</tool_call>"
+        self.told, self.shorter = f"{thought}{TOLD}", f"{thought}{SHORTER}"
+        self.said: dict[str, str] = {}
+
+    def __call__(self, prompt: str) -> str:
+        """Return the reply to a rendered prompt."""
+        self.said[prompt] = reply = self._reply(prompt)
+        return reply
+
+    def _reply(self, prompt: str) -> str:
+        asked, reaction = prompt.rfind(ASKED), prompt.rfind(REACTION)
+        if "<tools>" not in prompt or asked < 0:
+            return ASIDE
+        if reaction > asked:
+            return self.shorter
+        return self.told if "<tool_response>" in prompt[asked:] else self.call
+
+
+def sampled(turn: Turn) -> SampledTurn:
+    spans = [(span.version, span.start, span.end) for span in turn.weight_versions]
+    return SampledTurn(turn.prompt_ids, turn.response_ids, turn.response_logprobs, spans)
+
+
+def check_episode(server: StandInServer, model: Model) -> None:
+    """Check what the ledger has of the episode."""
+    turns = server.turns()
+    for turn in turns:
+        said = model.said[server.tokenizer.decode(turn.prompt_ids)]
+        assert turn.response_ids == [
+            *server.tokenizer.encode(said, add_special_tokens=False),
+            server.tokenizer.eos_token_id,
+        ]
+        assert len(turn.response_logprobs) == len(turn.response_ids)
+    main = sorted((turn for turn in turns if turn.kind == "main"), key=lambda turn: turn.created_at)
+    assert [model.said[server.tokenizer.decode(turn.prompt_ids)] for turn in main] == [
+        model.call,
+        model.told,
+        model.shorter,
+    ]
+    assert len({turn.session_id for turn in main}) == 1
+    assert all(turn.next_state is None for turn in turns if turn.kind == "side")
+    call, told, shorter = main
+    assert [turn.finish_reason for turn in main] == ["tool_calls", "stop", "stop"]
+    assert [message["role"] for message in call.next_state or []] == ["tool"]
+    assert NOTE in content_text((call.next_state or [])[0]["content"])
+    assert [message["role"] for message in told.next_state or []] == ["user"]
+    assert REACTION in user_words((told.next_state or [])[0])
+    assert (shorter.next_state, shorter.state) == (None, "waiting")
+    assert [len(segment.turns) for segment in merge([sampled(call), sampled(told)])] == [2], "a forked sample"
+
+
+@pytest.mark.parametrize("client", CHAT_CLIENTS, ids=lambda client: client.name)
+def test_an_episode_of_a_client(client: AgentClient, tmp_path: Path) -> None:
+    client.installed()
+    model = Model(client)
+    with stand_in_server(tmp_path, model, context_length=CONTEXT) as server:
+        server.tokenizer.chat_template = QWEN3_TEMPLATE  # it repeats what was said since the user's last words
+        home = client.set_up(tmp_path / "home", server.url)
+        (home.work / "note.txt").write_text(f"{NOTE}\n")
+        asked, again = home.commands
+        assert TOLD in home.run(asked)
+        assert SHORTER in home.run(again)
+        answered = [request for request in server.heard if request.body.get("messages") or request.body.get("input")]
+        wait_until(lambda: len(server.turns()) >= len(answered), lambda: f"{len(server.turns())} of {len(answered)}")
+        check_episode(server, model)
