@@ -360,6 +360,18 @@ class RuntimeVariables(GateVariables):
     practice_rounds: int = variable(
         "OPENCLAW_PRACTICE_ROUNDS", 3, "most rounds of practice with the same lessons in a day", minimum=1
     )
+    practice_replay: int = variable(
+        "OPENCLAW_PRACTICE_REPLAY",
+        0,
+        "most of a person's own trained turns that a round of practice trains again, at most twice each; needs --use-tis",
+        minimum=0,
+        maximum=14,
+    )
+    practice_rubric: bool = variable(
+        "OPENCLAW_PRACTICE_RUBRIC",
+        False,
+        "1: the replies to a practised prompt are also compared by whether they obey the lessons, as a group with rewards",
+    )
     retention_days: float | None = variable(
         "OPENCLAW_RETENTION_DAYS",
         None,

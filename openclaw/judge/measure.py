@@ -6,7 +6,8 @@ that reads the lesson. A reply ``a`` to a prompt ``x`` scores
 
     d = mean_k [log p_base(a_k | x + lesson, a_<k) - log p_base(a_k | x, a_<k)]    in nats per token,
 
-which the lesson itself makes positive. A judge that follows instructions replaces ``d`` by its vote whether the reply obeys.
+which the lesson itself makes positive. A judge that follows instructions replaces ``d`` by its vote whether the reply obeys
+(`Rubric`, which `openclaw.practice` also asks).
 
 Guarantees: each person is measured at most once per live update, on prompts of its own, with a bounded number of replies and tokens,
 `TOGETHER` at a time. All replies of a measurement come from the live weights; if they change meanwhile, it starts again. The
@@ -113,6 +114,66 @@ def _is_of(measure: Measure | None, live: tuple[str, float]) -> bool:
     return measure is not None and measure.weight_version == live[0] and measure.at >= live[1]
 
 
+class Rubric:
+    """Scores replies against lessons, `TOGETHER` at a time."""
+
+    def __init__(self, base: Engine, judge: tuple[Judge, ReadReply] | None = None) -> None:
+        """Create a rubric.
+
+        Args:
+            base: the frozen base model.
+            judge: one that follows instructions, and how it gets a reply's text; None: the base model scores.
+        """
+        self._base = base
+        self._judge = judge
+        self.slots = asyncio.Semaphore(TOGETHER)
+
+    @property
+    def votes(self) -> bool:
+        """Whether a judge scores."""
+        return self._judge is not None
+
+    async def score(self, turn: Turn, wish: str, prompt: Sequence[int], reply: Sequence[int]) -> float:
+        """Return how well a reply to a turn's prompt obeys a wish: a judge's vote, 1 or 0, or ``d`` in nats per token.
+
+        Args:
+            turn: whose prompt it is.
+            wish: a lesson, or several.
+            prompt: ids of the turn's prompt with the wish.
+            reply: ids of the reply.
+
+        Raises:
+            UnmeasurableError: the judge's answer is no vote.
+            JudgeError: an engine was unavailable or gave unusable numbers.
+        """
+        return await (self._difference(turn, prompt, reply) if self._judge is None else self._vote(turn, wish, reply))
+
+    async def obeys(self, turn: Turn, wish: str, prompt: Sequence[int], reply: Sequence[int]) -> bool:
+        """Return whether a reply obeys a wish; see `score`. By the base model it does if the wish makes it likelier."""
+        return await self.score(turn, wish, prompt, reply) > 0
+
+    async def _difference(self, turn: Turn, prompt: Sequence[int], reply: Sequence[int]) -> float:
+        """Return ``d`` of a reply."""
+        owner = owner_of(turn.session_id)
+        async with self.slots:
+            under, without = [await score(self._base, ids, reply, owner=owner) for ids in (prompt, turn.student_ids)]
+        return statistics.fmean(a - b for a, b in zip(under.log_probs, without.log_probs, strict=True))
+
+    async def _vote(self, turn: Turn, wish: str, reply: Sequence[int]) -> float:
+        """Return 1 if the judge finds that a reply obeys the wish, else 0."""
+        assert self._judge is not None
+        judge, read = self._judge
+        text = await asyncio.to_thread(read, turn.student_ids, reply)
+        said: list[Any] = [message for message in turn.messages if message.get("role") == "user"]
+        words = clip_middle(user_words(said[-1]) if said else "", MAX_SHOWN)
+        asked = Question("", (), prompt=obeys_messages(words, clip_middle(text, MAX_SHOWN), wish))
+        async with self.slots:
+            [vote] = await judge.votes("hint", asked, 1)
+        if vote.value is None:
+            raise UnmeasurableError("unread")
+        return float(vote.value == 1)
+
+
 class LessonMeter:
     """Measures lessons until stopped."""
 
@@ -126,7 +187,7 @@ class LessonMeter:
         *,
         temperature: float,
         default: Mode,
-        judge: tuple[Judge, ReadReply] | None,
+        rubric: Rubric,
         on_moved: Callable[[str], None],
         per_person: bool = False,
     ) -> None:
@@ -140,7 +201,7 @@ class LessonMeter:
             metrics: counts measurements.
             temperature: of the replies.
             default: the mode of a person who has not chosen.
-            judge: one that follows instructions, and how it gets a reply's text; None: the base model scores.
+            rubric: scores the replies.
             on_moved: called with a person whose lessons have moved.
             per_person: whether each person has an adapter, whose updates are this person's alone.
         """
@@ -151,10 +212,9 @@ class LessonMeter:
         self._metrics = metrics
         self._temperature = temperature
         self._default: Mode = default
-        self._judge = judge
+        self._rubric = rubric
         self._on_moved = on_moved
         self._per_person = per_person
-        self._slots = asyncio.Semaphore(TOGETHER)
         self._base_answers: bool | None = None
         self._measured: dict[str, tuple[str, float]] = {}
         self._done: set[str] = set()
@@ -215,9 +275,9 @@ class LessonMeter:
 
     async def _measure(self, person: str, lessons: Sequence[Lesson], version: str) -> None:
         has_base = await self._has_base()
-        if not has_base and self._judge is None:
+        if not has_base and not self._rubric.votes:
             raise UnmeasurableError("no_base")
-        scorer: Literal["judge", "base"] = "base" if self._judge is None else "judge"
+        scorer: Literal["judge", "base"] = "judge" if self._rubric.votes else "base"
         turns = await asyncio.to_thread(self._turns, person, lessons[0])
         if len(turns) < FEWEST_PROMPTS:
             raise UnmeasurableError("few_prompts")
@@ -226,7 +286,7 @@ class LessonMeter:
         reader = None if has_base else version
         for lesson in first[:MAX_SERVED]:
             try:
-                found = await together(*(self._scored(each, lesson, reader, scorer) for each in asked))
+                found = await together(*(self._scored(each, lesson, reader) for each in asked))
             except UnmeasurableError as error:
                 self._metrics.measured_lessons.labels(outcome=str(error)).inc()
                 continue
@@ -277,9 +337,7 @@ class LessonMeter:
         replies = [self._reply(self._policy, turn, turn.student_ids, version) for _ in range(REPLIES)]
         return Asked(turn, practised, await together(*replies))
 
-    async def _scored(
-        self, asked: Asked, lesson: Lesson, version: str | None, scorer: Literal["judge", "base"]
-    ) -> tuple[list[float], list[float]]:
+    async def _scored(self, asked: Asked, lesson: Lesson, version: str | None) -> tuple[list[float], list[float]]:
         """Return the scores of the replies to a prompt without a lesson and with it.
 
         ``version``: of the weights that read the lesson; None: the base model does.
@@ -290,9 +348,11 @@ class LessonMeter:
             raise UnmeasurableError("few_prompts")
         reader = self._base if version is None else self._policy
         taught = await together(*(self._reply(reader, turn, prompt, version) for _ in range(REPLIES)))
-        number = self._difference if scorer == "base" else self._vote
-        plain_scores = await together(*(number(turn, lesson, prompt, reply) for reply in asked.replies))
-        return plain_scores, await together(*(number(turn, lesson, prompt, reply) for reply in taught))
+
+        async def scores(replies: Sequence[Sequence[int]]) -> list[float]:
+            return await together(*(self._rubric.score(turn, lesson.text, prompt, reply) for reply in replies))
+
+        return await scores(asked.replies), await scores(taught)
 
     async def _reply(self, engine: Engine, turn: Turn, prompt: Sequence[int], version: str | None) -> list[int]:
         """Return the ids of a sampled reply.
@@ -301,7 +361,7 @@ class LessonMeter:
             EngineUnavailableError: other weights than ``version`` gave it.
         """
         sampling = {"temperature": self._temperature, "max_new_tokens": MAX_REPLY_TOKENS}
-        async with self._slots:
+        async with self._rubric.slots:
             answer = await engine.generate(
                 {"input_ids": list(prompt), "sampling_params": sampling}, owner_of(turn.session_id)
             )
@@ -312,28 +372,3 @@ class LessonMeter:
         if not ids:
             raise EngineUnavailableError("the engine gave an empty reply")
         return ids
-
-    async def _difference(self, turn: Turn, lesson: Lesson, prompt: list[int], reply: list[int]) -> float:
-        """Return ``d`` of a reply."""
-        owner = owner_of(turn.session_id)
-        async with self._slots:
-            under, without = [await score(self._base, ids, reply, owner=owner) for ids in (prompt, turn.student_ids)]
-        return statistics.fmean(a - b for a, b in zip(under.log_probs, without.log_probs, strict=True))
-
-    async def _vote(self, turn: Turn, lesson: Lesson, prompt: list[int], reply: list[int]) -> float:
-        """Return 1 if the judge finds that a reply obeys the lesson, else 0.
-
-        Raises:
-            UnmeasurableError: its answer is no vote.
-        """
-        assert self._judge is not None
-        judge, read = self._judge
-        text = await asyncio.to_thread(read, turn.student_ids, reply)
-        said: list[Any] = [message for message in turn.messages if message.get("role") == "user"]
-        words = clip_middle(user_words(said[-1]) if said else "", MAX_SHOWN)
-        asked = Question("", (), prompt=obeys_messages(words, clip_middle(text, MAX_SHOWN), lesson.text))
-        async with self._slots:
-            [vote] = await judge.votes("hint", asked, 1)
-        if vote.value is None:
-            raise UnmeasurableError("unread")
-        return float(vote.value == 1)

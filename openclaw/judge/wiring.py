@@ -41,7 +41,7 @@ from openclaw.judge.endpoint import ClassJudge, EndpointJudge, load_class_judge
 from openclaw.judge.hygiene import Limits
 from openclaw.judge.interface import Judge, NoJudge
 from openclaw.judge.lessons import LessonWriter, Reading
-from openclaw.judge.measure import LessonMeter, ReadReply
+from openclaw.judge.measure import LessonMeter, ReadReply, Rubric
 from openclaw.judge.teacher import (
     VERSION_TRIES,
     Render,
@@ -123,7 +123,8 @@ class JudgeLoop:
     """A worker, and the judge or its engine and the policy's engine, which it asks.
 
     ``student_topk`` is how many of the policy's likeliest tokens its method needs at each position of a reply. ``scorer``
-    scores the turns of logs in a run that trains from them. ``meter`` measures lessons after updates.
+    scores the turns of logs in a run that trains from them. ``meter`` measures lessons after updates, and ``rubric`` scores
+    replies against them.
     """
 
     worker: JudgeWorker
@@ -131,6 +132,7 @@ class JudgeLoop:
     student_topk: int = 0
     scorer: LogScorer | None = None
     meter: LessonMeter | None = None
+    rubric: Rubric | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
         """Judge until ``stop`` is set, then close the connections."""
@@ -223,17 +225,19 @@ def build_judge_loop(
     if config.offline and render_reply is not None:
         settings = ScorerSettings(config.temperature, config.score_ahead, config.train_token_limit, plan.student_topk)
         scorer = LogScorer(ledger, policy, render_reply, settings, worker.notify)
-    meter = None
+    meter = rubric = None
     if read_reply is not None and not (config.offline or config.eval_mode):
+        base = BaseModel(policy)
+        rubric = Rubric(base, (judge, read_reply) if follows_prompts(config, judge) else None)
         meter = LessonMeter(
-            *(ledger, policy, BaseModel(policy), render, metrics),
+            *(ledger, policy, base, render, metrics),
             temperature=config.temperature,
             default=config.lessons,
-            judge=(judge, read_reply) if follows_prompts(config, judge) else None,
+            rubric=rubric,
             on_moved=lambda person: worker.on_lessons(person),
             per_person=config.adapter_per_person,
         )
-    return JudgeLoop(worker, asked, plan.student_topk, scorer, meter)
+    return JudgeLoop(worker, asked, plan.student_topk, scorer, meter, rubric)
 
 
 def follows_prompts(config: RuntimeConfig, judge: Judge) -> bool:

@@ -65,7 +65,7 @@ def plan_problems(plan: Plan) -> list[str]:
             return [*problems, f"--rollout-function-path: {error}"] if importlib.util.find_spec("ray") else problems
         if not isinstance(function, LiveRollout):
             return problems
-        if problem := practice_problem(plan.args, plan.runtime.practice):
+        if problem := practice_problem(plan.args, plan.runtime.practice, plan.runtime.practice_replay > 0):
             problems.append(problem)
         return [*problems, *method_problems(function.method_path, plan.runtime, plan.environment)]
 

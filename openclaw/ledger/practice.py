@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from groundwork.chat_messages import pictures_in
-from openclaw.ledger.codec import decode_turn, pack_ids, prompt_of
+from openclaw.ledger.codec import decode_sample, decode_turn, pack_ids, prompt_of
 from openclaw.ledger.database import Database, close_practice, sessions_of
 from openclaw.ledger.decisions import ROLLBACK
 from openclaw.ledger.records import LESSONS_CHANGED, PROBE, REDACTED, Turn
@@ -25,6 +25,8 @@ from openclaw.lessons.lesson import SERVED_STATES
 from slime.utils.types import Sample
 
 RoundOutcome = Literal["drawn", "reached", "stuck", "failed"]
+REPLAYED = "replayed"
+"""Entry of a sample's metadata: it is a turn of the person that is trained again."""
 _LOOK_BACK = 256
 _COUNTS = (
     f"NOT EXISTS (SELECT 1 FROM samples WHERE practice_round = done.id AND reason IN ('{ROLLBACK}', '{LESSONS_CHANGED}'))"
@@ -116,6 +118,28 @@ class Practices:
         """Return the packed ids of the prompts of turns that an SQL query names."""
         columns = "prompt_ids, lesson_start, lesson_end, plain_middle"
         return set(map(prompt_of, self._database.rows(f"SELECT {columns} FROM turns WHERE id IN ({turns})", (person,))))
+
+    def replayable(self, person: str, most: int, uses: int) -> list[Sample]:
+        """Return the newest samples of a person's own turns that live weights have learned from, the newest first.
+
+        Those of episodes, of held-out prompts, with pictures, those that a late opinion corrected, and those that rounds trained
+        again ``uses`` times are left out.
+
+        Args:
+            person: whose they are.
+            most: samples, before those with pictures are left out.
+            uses: how often a turn may be trained again.
+        """
+        rows = self._database.rows(
+            "SELECT * FROM samples AS own WHERE person = ? AND origin = 'live' AND episode IS NULL AND state IN"
+            " ('leased', 'trained') AND rollout_id IN (SELECT rollout_id FROM steps WHERE undone_at IS NULL)"
+            " AND NOT EXISTS (SELECT 1 FROM samples AS other WHERE other.turn_id = own.turn_id AND other.origin = 'live'"
+            " AND other.id <> own.id) AND (SELECT COUNT(*) FROM samples AS again WHERE again.turn_id = own.turn_id"
+            f" AND again.origin = 'practice' AND json_extract(again.sample, '$.metadata.{REPLAYED}')) < ?"
+            " AND turn_id NOT IN (SELECT turn_id FROM heldout_prompts) ORDER BY id DESC LIMIT ?",
+            (person, uses, most),
+        )
+        return [sample for sample in map(decode_sample, rows) if not pictures_in(sample.prompt)]
 
     def _usable(self, person: str, lessons: Sequence[str], tokens: int) -> dict[bytes, Turn]:
         """Return the newest turn of each prompt, the newest first, by the packed ids of the prompt."""

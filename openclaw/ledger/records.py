@@ -82,6 +82,15 @@ class SeenPicture:
     png: bytes = field(default=b"", repr=False)
 
 
+def _common(one: list[int], other: list[int]) -> int:
+    """Return how many ids two lists have in common at their beginning; lists are compared whole, which is fast."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if one[low:middle] == other[low:middle] else (low, middle - 1)
+    return low
+
+
 @dataclass(frozen=True)
 class PlainPart:
     """What a prompt without lessons has in place of the ids from ``start`` to ``end`` of a prompt with them."""
@@ -93,9 +102,9 @@ class PlainPart:
     @staticmethod
     def between(served: Sequence[int], plain: Sequence[int]) -> PlainPart:
         """Return the difference of two prompts: what is left without their common beginning and end."""
-        most = min(len(served), len(plain))
-        start = next((n for n in range(most) if served[n] != plain[n]), most)
-        same = next((n for n in range(most - start) if served[-1 - n] != plain[-1 - n]), most - start)
+        one, other = list(served), list(plain)
+        start = _common(one, other)
+        same = _common(one[start:][::-1], other[start:][::-1])
         return PlainPart(start, len(served) - same, tuple(plain[start : len(plain) - same]))
 
     def applied(self, served: Sequence[int]) -> list[int]:

@@ -12,16 +12,17 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from openclaw.exceptions import EngineUnavailableError
 from openclaw.judge.client import BaseModel, Engine, together
-from openclaw.judge.teacher import Render, Scores, TeacherMismatchError, prompt_under, score
+from openclaw.judge.measure import Rubric, UnmeasurableError
+from openclaw.judge.teacher import Render, Scores, TeacherMismatchError, log_normaliser, prompt_under, score
 from openclaw.ledger.exceptions import LedgerUnavailableError
-from openclaw.ledger.practice import HELDOUT, Round, RoundOutcome
+from openclaw.ledger.practice import HELDOUT, REPLAYED, Round, RoundOutcome
 from openclaw.ledger.records import TopK, Turn
 from openclaw.ledger.store import Ledger
 from openclaw.lessons.lesson import Lesson, Mode, as_hint
@@ -30,9 +31,12 @@ from openclaw.owners import owner_of
 from openclaw.practice.plan import (
     HELDOUT_REPLIES,
     PROMPTS,
+    REPLAYS,
     Prompt,
     Wanted,
     distance,
+    group_rewards,
+    is_near,
     is_over,
     may_begin,
     may_go_unmeasured,
@@ -68,6 +72,7 @@ class PracticeSettings:
         context: tokens of prompt plus reply.
         default: the mode of a person who has chosen none.
         made_by: what the ledger calls the method that trains the samples.
+        replay: most turns of the person that a round trains again.
     """
 
     lessons: Wanted
@@ -80,6 +85,7 @@ class PracticeSettings:
     context: int
     default: Mode
     made_by: str
+    replay: int = 0
 
 
 class PracticeMetrics:
@@ -154,6 +160,7 @@ class PracticeLoop:
         settings: PracticeSettings,
         metrics: PracticeMetrics,
         paused: Callable[[], Collection[str]] = tuple,
+        rubric: Rubric | None = None,
     ) -> None:
         """Create the loop.
 
@@ -165,8 +172,10 @@ class PracticeLoop:
             settings: of the loop.
             metrics: of the loop.
             paused: returns the people whose training is paused; they do not practise.
+            rubric: tells which replies to a prompt obey, so that they give rewards as a group; None: they give none.
         """
         self._paused = paused
+        self._rubric = rubric
         self._ledger = ledger
         self._engine = engine
         self._base = BaseModel(engine)
@@ -278,7 +287,12 @@ class PracticeLoop:
             raise ValueError("no prompt has room for a reply")
         scores = await together(*(self._taught(reply) for reply in replies))
         samples = [(reply.prompt.turn.id, sample_of(reply, topk)) for reply, topk in zip(replies, scores, strict=True)]
-        await self._record(due, "drawn", kl, samples, sum(reply.tokens for reply in replies))
+        left = settings.budget - sum(reply.tokens for reply in replies)
+        for turn_id, sample in [*await self._compared(due, replies), *await self._replayed(due)]:
+            if len(sample.tokens) <= left:
+                left -= len(sample.tokens)
+                samples.append((turn_id, sample))
+        await self._record(due, "drawn", kl, samples, sum(len(sample.tokens) for _, sample in samples))
 
     async def _record(
         self,
@@ -342,6 +356,49 @@ class PracticeLoop:
         """Return the likeliest tokens of the base model that reads the lessons, at each token of a reply."""
         return likeliest(await self._scored(self._base, reply.prompt.teacher_ids, reply))
 
+    async def _compared(self, due: Due, replies: list[Reply]) -> list[tuple[str, Sample]]:
+        """Return the replies to plain prompts with the rewards of their groups, with their turns; none without a rubric."""
+        rubric, wish = self._rubric, as_hint(due.lessons)
+        if rubric is None:
+            return []
+        groups: dict[str, list[Reply]] = {}
+        for reply in replies:
+            if reply.prompt.is_plain:
+                groups.setdefault(reply.prompt.turn.id, []).append(reply)
+        samples: list[tuple[str, Sample]] = []
+        for turn_id, group in groups.items():
+            asked = (rubric.obeys(each.prompt.turn, wish, each.prompt.teacher_ids, each.ids) for each in group)
+            try:
+                rewards = group_rewards(await together(*asked))
+            except UnmeasurableError:
+                logger.warning("practice of person %s: the judge gave no vote on a group", person_name(due.person))
+                continue
+            samples += [(turn_id, sample_of(each, reward=value)) for each, value in zip(group, rewards, strict=False)]
+        return samples
+
+    async def _replayed(self, due: Due) -> list[tuple[str, Sample]]:
+        """Return the person's own turns that are trained again, each with its sample: those that the weights are still near to."""
+        settings = self._settings
+        if not settings.replay or not settings.temperature:
+            return []
+        practices = self._ledger.practices
+        known = await asyncio.to_thread(practices.replayable, due.person, settings.replay, REPLAYS)
+        near = await together(*map(self._is_near, known))
+        return [
+            (replayed.metadata["turn_id"], again(replayed)) for replayed, fits in zip(known, near, strict=True) if fits
+        ]
+
+    async def _is_near(self, sample: Sample) -> bool:
+        """Return whether the present weights are near those that sampled a reply; not if that cannot be told."""
+        start, power = len(sample.tokens) - sample.response_length, 1.0 / self._settings.temperature
+        prompt, ids, owner = sample.tokens[:start], sample.tokens[start:], owner_of(sample.session_id or "")
+        found = await score(self._engine, prompt, ids, self._settings.topk, owner=owner)
+        normalisers = [log_normaliser(row, power) for row in likeliest(found).log_probs]
+        sampled, known = sample.rollout_log_probs, [each for each in normalisers if each is not None]
+        if not sampled or len(known) < len(ids):
+            return False
+        return is_near(sampled, [value * power - each for value, each in zip(found.log_probs, known, strict=True)])
+
     async def _scored(self, engine: Engine, prompt_ids: list[int], reply: Reply) -> Scores:
         return await score(
             engine, prompt_ids, reply.ids, self._settings.topk, owner=owner_of(reply.prompt.turn.session_id)
@@ -390,21 +447,26 @@ def read_reply(prompt: Prompt, answer: dict[str, Any]) -> Reply:
     return Reply(prompt, ids, [entry[0] for entry in entries], spans or whole, finish)
 
 
-def sample_of(reply: Reply, teacher: TopK) -> Sample:
-    """Return the sample that distils the teacher's numbers into a reply's tokens; it has no reward."""
+def sample_of(reply: Reply, teacher: TopK | None = None, reward: float = 0.0) -> Sample:
+    """Return the sample that distils the teacher's numbers into a reply's tokens, or without them trains its reward."""
     turn = reply.prompt.turn
     return Sample(
         prompt=turn.messages,
         tokens=[*reply.prompt.student_ids, *reply.ids],
         response_length=len(reply.ids),
-        reward=0.0,
+        reward=reward,
         loss_mask=[1] * len(reply.ids),
         weight_versions=list(dict.fromkeys(version for version, _, _ in reply.spans)),
         weight_spans=[list(span) for span in reply.spans],
         rollout_log_probs=reply.log_probs,
-        teacher_topk_log_probs=teacher.log_probs,
-        teacher_topk_indices=teacher.ids,
+        teacher_topk_log_probs=None if teacher is None else teacher.log_probs,
+        teacher_topk_indices=None if teacher is None else teacher.ids,
         session_id=turn.session_id,
         status=Sample.Status.TRUNCATED if reply.finish == "length" else Sample.Status.COMPLETED,
-        metadata={"turn_index": turn.index, "next_state_at": None, "raw_reward": 0.0},
+        metadata={"turn_index": turn.index, "next_state_at": None, "raw_reward": reward},
     )
+
+
+def again(sample: Sample) -> Sample:
+    """Return a trained turn's sample as one that is trained again: with its reward and with what it was sampled with."""
+    return replace(sample, metadata={**sample.metadata, REPLAYED: True})

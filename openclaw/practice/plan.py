@@ -26,7 +26,9 @@ Wanted = Literal["off", "liked", "trial"]
 PROMPTS = 4
 """Prompts of a round."""
 REPLIES = 4
-"""Replies drawn to each prompt of a round."""
+"""Replies drawn to each prompt of a round without the lessons."""
+LESSONED_REPLIES = 2
+"""Replies drawn to each prompt of a round with the lessons in it, so that weights which learn them still read them well."""
 HELDOUT_REPLIES = 2
 """Replies drawn to each held-out prompt before a round."""
 REPLY_TOKENS = 1024
@@ -132,6 +134,16 @@ class Prompt:
     student_ids: list[int]
     teacher_ids: list[int]
 
+    @property
+    def lessoned(self) -> Prompt:
+        """The prompt where the policy, too, reads the lessons."""
+        return replace(self, student_ids=self.teacher_ids)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the policy reads no lessons."""
+        return self.student_ids != self.teacher_ids
+
 
 def reply_room(prompt: Prompt, longest: int, context: int) -> int:
     """Return the tokens of a reply to a prompt: at most ``longest`` and `REPLY_TOKENS`, so that both readings fit ``context``."""
@@ -141,21 +153,56 @@ def reply_room(prompt: Prompt, longest: int, context: int) -> int:
 def replies_of_round(prompts: Sequence[Prompt], budget: int, longest: int, context: int) -> list[tuple[Prompt, int]]:
     """Return the prompts of a round, each with the number of its replies; the first replies to all come before second ones.
 
+    Those to prompts that have the lessons come last (`LESSONED_REPLIES`).
+
     Args:
         prompts: that may be practised, the best first.
         budget: tokens of all prompts and replies of the round; a prompt counts with each of its replies.
         longest: tokens of a reply.
         context: tokens of prompt plus reply.
     """
-    counts = [0] * min(PROMPTS, len(prompts))
-    for _ in range(REPLIES):
-        for number, prompt in enumerate(prompts[:PROMPTS]):
-            room = reply_room(prompt, longest, context)
-            size = len(prompt.student_ids) + room
-            if room > 0 and size <= budget:
-                budget -= size
-                counts[number] += 1
-    return [(prompt, count) for prompt, count in zip(prompts, counts, strict=False) if count]
+    plain = list(prompts[:PROMPTS])
+    lessoned = [prompt.lessoned for prompt in plain]
+    read = [*plain, *lessoned]
+    counts = [0] * len(read)
+    turns = [*range(len(plain))] * REPLIES + [*range(len(plain), len(read))] * LESSONED_REPLIES
+    for number in turns:
+        room = reply_room(read[number], longest, context)
+        size = len(read[number].student_ids) + room
+        if room > 0 and size <= budget:
+            budget -= size
+            counts[number] += 1
+    return [(prompt, count) for prompt, count in zip(read, counts, strict=True) if count]
+
+
+RUBRIC_RATE = 0.2
+"""Reward of a reply that obeys, above the mean of its group: a group counts a fifth of what a judged turn does."""
+
+
+def group_rewards(obeyed: Sequence[bool]) -> list[float]:
+    """Return the rewards of the replies to one prompt: above or below their mean; none if all are alike.
+
+    No standard deviation divides them, or a group in which one reply differs by chance would count most.
+    """
+    mean = sum(obeyed) / len(obeyed) if obeyed else 0.0
+    return [RUBRIC_RATE * (each - mean) for each in obeyed] if 0.0 < mean < 1.0 else []
+
+
+REPLAYS = 2
+"""How often a turn is trained again."""
+FAR = 1.0
+"""Mean distance in nats per token from what the weights thought of a reply when they sampled it, from which it is not replayed."""
+
+
+def is_near(sampled: Sequence[float], now: Sequence[float]) -> bool:
+    """Return whether weights are near enough to those that sampled a reply to train it again.
+
+    Args:
+        sampled: log probabilities of its tokens when they were sampled.
+        now: those of the present weights at the same temperature.
+    """
+    distances = [abs(one - other) for one, other in zip(sampled, now, strict=True)]
+    return bool(distances) and math.fsum(distances) / len(distances) < FAR
 
 
 def distance(student: TopK, teacher: TopK) -> float:

@@ -8,6 +8,7 @@ from chat_codec.renderer import Renderer
 from groundwork.paused import paused_people
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.judge.client import EngineHttp
+from openclaw.judge.measure import Rubric
 from openclaw.ledger.store import Ledger
 from openclaw.method import maker
 from openclaw.practice.loop import PracticeLoop, PracticeMetrics, PracticeSettings
@@ -17,9 +18,16 @@ CONCURRENCY = 8
 
 
 def build_practice(
-    config: RuntimeConfig, ledger: Ledger, renderer: Renderer, registry: CollectorRegistry
+    config: RuntimeConfig,
+    ledger: Ledger,
+    renderer: Renderer,
+    registry: CollectorRegistry,
+    rubric: Rubric | None = None,
 ) -> PracticeLoop | None:
-    """Return the loop, or None: practice is off, no method trains, or the run evaluates or trains from logs."""
+    """Return the loop, or None: practice is off, no method trains, or the run evaluates or trains from logs.
+
+    ``rubric`` scores replies where ``OPENCLAW_PRACTICE_RUBRIC`` asks for groups.
+    """
     if config.practice == "off" or not config.method or config.offline or config.eval_mode:
         return None
     settings = PracticeSettings(
@@ -27,6 +35,7 @@ def build_practice(
         most_lessons=config.most_lessons,
         budget=config.practice_tokens,
         rounds=config.practice_rounds,
+        replay=config.practice_replay,
         topk=config.distill_topk,
         temperature=config.temperature,
         reply_tokens=config.max_tokens,
@@ -45,4 +54,5 @@ def build_practice(
     return PracticeLoop(
         *(ledger, engine, renderer.render, lambda text: len(renderer.encode_text(text)), settings, metrics),
         paused=(lambda: paused_people(run_dir)) if run_dir else tuple,
+        rubric=rubric if config.practice_rubric else None,
     )

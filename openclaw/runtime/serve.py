@@ -273,7 +273,7 @@ async def serve(config: RuntimeConfig) -> None:
         )
         if judge is not None:
             judge.worker.on_lessons = service.lessons.forget
-        practice = build_practice(config, ledger, renderer, registry)
+        practice = build_practice(config, ledger, renderer, registry, judge.rubric if judge else None)
         app = create_app(service, registry, keyring, slots)
         server = GatewayServer(app, config, service.metrics)
         if config.tls_cert and config.tls_key:

@@ -35,7 +35,8 @@ def check_arguments(args: Arguments, method_path: str) -> None:
             raise ValueError(problem)
     if problems := check_asynchronous(args, "a method on live conversations"):
         raise ValueError(problems[0])
-    if problem := practice_problem(args, str(RuntimeVariables.declared("practice").read(os.environ)[0])):
+    practice, replay = (RuntimeVariables.declared(name).read(os.environ)[0] for name in ("practice", "practice_replay"))
+    if problem := practice_problem(args, str(practice), bool(replay)):
         raise ValueError(problem)
     if args.n_samples_per_prompt != 1:
         raise ValueError(
@@ -48,13 +49,19 @@ def check_arguments(args: Arguments, method_path: str) -> None:
         )
 
 
-def practice_problem(args: Arguments, practice: str) -> str | None:
+def practice_problem(args: Arguments, practice: str, replays: bool = False) -> str | None:
     """Return why a run cannot practise lessons, and what to type; None if it can, or need not.
 
     Args:
         args: of the run.
         practice: the value of OPENCLAW_PRACTICE.
+        replays: whether OPENCLAW_PRACTICE_REPLAY is above 0.
     """
+    if replays and not args.use_tis:
+        return (
+            "OPENCLAW_PRACTICE_REPLAY trains replies of older weights, which need importance weights; add --use-tis, or set "
+            "OPENCLAW_PRACTICE_REPLAY=0"
+        )
     if practice == "off":
         return None
     where = f"OPENCLAW_PRACTICE={practice}"

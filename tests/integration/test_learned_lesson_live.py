@@ -25,7 +25,7 @@ from lab.tiny_models.build import ensure_built
 from lab.tiny_models.sampling import TEMPERATURE, Sampler
 from openclaw.credit.baseline import record_judged
 from openclaw.judge.client import BaseModel, EngineHttp
-from openclaw.judge.measure import PROMPTS, LessonMeter
+from openclaw.judge.measure import PROMPTS, LessonMeter, Rubric
 from openclaw.judge.voting import JudgeMetrics
 from openclaw.ledger.records import Verdict
 from openclaw.ledger.store import Ledger
@@ -145,7 +145,7 @@ async def test_a_lesson_rests_with_the_weights_that_learned_it(
             *(ledger, client, BaseModel(client), renderer.render, JudgeMetrics(CollectorRegistry())),
             temperature=TEMPERATURE,
             default="auto",
-            judge=None,
+            rubric=Rubric(BaseModel(client)),
             on_moved=moved.append,
         )
         versions = iter(range(1, 100))

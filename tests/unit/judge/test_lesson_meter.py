@@ -19,7 +19,7 @@ from openclaw.credit.baseline import record_judged
 from openclaw.exceptions import EngineRefusedError, EngineUnavailableError
 from openclaw.judge.client import BaseModel
 from openclaw.judge.interface import NoJudge, Question
-from openclaw.judge.measure import FEWEST_PROMPTS, PROMPTS, REPLIES, TRIES, LessonMeter, chosen_turns, compared
+from openclaw.judge.measure import FEWEST_PROMPTS, PROMPTS, REPLIES, TRIES, LessonMeter, Rubric, chosen_turns, compared
 from openclaw.judge.voting import JudgeMetrics
 from openclaw.ledger.codec import pack_ids, unpack_ids
 from openclaw.ledger.records import Verdict, Vote
@@ -158,7 +158,7 @@ class Run:
             *(self.ledger, weights, BaseModel(weights), render, JudgeMetrics(self.registry)),
             temperature=1.0,
             default=default,
-            judge=(self.rubric, read) if judged else None,
+            rubric=Rubric(BaseModel(weights), (self.rubric, read) if judged else None),
             on_moved=self.moved.append,
         )
 
