@@ -81,7 +81,7 @@ class Weights:
         return
 
 
-class Rubric(NoJudge):
+class Voter(NoJudge):
     """Votes that a reply obeys if most of its tokens do."""
 
     def __init__(self) -> None:
@@ -103,7 +103,7 @@ class Run:
         self.ledger = Ledger(path, clock=lambda: self.now)
         self.moved: list[str] = []
         self.registry = CollectorRegistry()
-        self.rubric = Rubric()
+        self.rubric = Voter()
         self._count = 0
 
     def says(self, words: str, person: str = ALICE, *, read: Lesson | None = None, score: int | None = None) -> None:

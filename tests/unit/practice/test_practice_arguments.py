@@ -37,6 +37,13 @@ def test_what_practice_needs(change: dict[str, Any], practice: str, wrong: str |
     assert found is None if wrong is None else wrong in (found or "")
 
 
+def test_a_replay_needs_importance_weights() -> None:
+    plain, weighted = (Arguments(**FITS, use_tis=use_tis) for use_tis in (False, True))
+    assert "--use-tis" in (practice_problem(plain, "liked", replays=True) or "")
+    assert practice_problem(weighted, "liked", replays=True) is None
+    assert practice_problem(plain, "liked") is None
+
+
 def test_a_turn_without_lessons_trains_its_score() -> None:
     method, turn = Personal(RuntimeConfig.from_env({})), make_turn()
     assert method.judges().prm_votes == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,19 @@ from groundwork.chat_messages import picture_part
 from lab.testkit.ledger_records import USER_NEXT, make_turn
 from openclaw.credit.baseline import record_judged
 from openclaw.exceptions import EngineRefusedError, EngineUnavailableError
+from openclaw.judge.client import BaseModel
+from openclaw.judge.interface import NoJudge
+from openclaw.judge.measure import Rubric
 from openclaw.ledger.copying import copy_run
 from openclaw.ledger.practice import HELDOUT, LESSONS_CHANGED
-from openclaw.ledger.records import PROBE, Verdict
+from openclaw.ledger.records import PROBE, Verdict, Vote
+from openclaw.ledger.samples import insert_sample
 from openclaw.ledger.store import Ledger
 from openclaw.ledger.waiting import WaitingRound
 from openclaw.owners import episode_owner, stored_id
 from openclaw.practice.loop import PracticeLoop, PracticeMetrics, PracticeSettings
+from openclaw.training.samples import make_sample
+from slime.utils.types import Sample
 
 ALICE, BOB = "alice", "bob"
 REPLY = [7, 8, 9]
@@ -80,8 +87,9 @@ class Run:
         values |= {"most_lessons": 6, "reply_tokens": 16, "context": 2048, "default": "auto", "made_by": "m"} | changes
         self.registry = CollectorRegistry()
         self.paused: set[str] = set()
+        rubric = values.pop("rubric", None)
         settings, metrics = PracticeSettings(**values), PracticeMetrics(self.registry)
-        self.loop = PracticeLoop(self.ledger, self.engine, render, len, settings, metrics, lambda: self.paused)
+        self.loop = PracticeLoop(self.ledger, self.engine, render, len, settings, metrics, lambda: self.paused, rubric)
 
     def turn(self, turn_id: str, owner: str = ALICE, *, reason: str | None = "score_zero", **changes: Any) -> None:
         """Record a judged turn."""
@@ -126,7 +134,7 @@ def test_a_round_draws_from_the_weights_and_is_scored_by_the_base_that_reads_the
     assert run.practise() == "drawn"
     samples = run.ledger.samples.claim(0, 99, person=ALICE, origin="practice")
     assert [sample.metadata["turn_id"] for sample in samples] == [
-        f"turn-{number}" for number in (4, 3, 2, 1) for _ in range(4)
+        f"turn-{number}" for each in (4, 2) for number in (4, 3, 2, 1) for _ in range(each)
     ]
     first = samples[0]
     assert first.tokens == [1, 2, 3, 105, *REPLY]
@@ -135,21 +143,25 @@ def test_a_round_draws_from_the_weights_and_is_scored_by_the_base_that_reads_the
     assert first.teacher_topk_log_probs is not None
     assert first.teacher_topk_log_probs[0] == pytest.approx([-1.5, -1.5, -2.5])
     taught = [payload for payload, _ in run.engine.requests if payload.get("lora_path") == "base"]
+    lessoned = [sample for sample in samples if sample.tokens[4] == 3]
+    assert len(lessoned) == 8, "the weights that learn the lesson practise to read it, too"
+    assert [sample.tokens[:4] for sample in samples[16::2]] == [[1, 2, 3, 105 - n] for n in range(4)]
     plain = [payload for payload, _ in run.engine.requests if payload.get("lora_path") is None]
     assert all(payload["input_ids"][:3] == [1, 2, 3] and payload["input_ids"][4] == 3 for payload in taught), (
         "the prompt with the lesson"
     )
     assert all(payload["input_ids"][:3] == [1, 2, 3] for payload in plain)
-    assert all(payload["input_ids"][4:] in ([], REPLY) for payload in plain)
+    asked = [payload["input_ids"][4:] for payload in plain]
+    assert [ids for ids in asked if 3 not in ids] == [[]] * 4 + [REPLY] * 4 + [[]] * 16, "measured, then practised"
     assert {owner for _, owner in run.engine.requests} == {ALICE}
-    assert (run.counted("rounds_total", outcome="drawn"), run.counted("tokens_total")) == (1.0, 16 * 7.0)
+    assert (run.counted("rounds_total", outcome="drawn"), run.counted("tokens_total")) == (1.0, sum(len(each.tokens) for each in samples))
 
 
 def test_a_prompt_measures_or_is_practised_but_not_both(run: Run) -> None:
     for rollout in range(3):
         run.engine.gap = 1.0 - 0.1 * rollout
         assert run.practise() == "drawn"
-        assert run.train(rollout) == 16
+        assert run.train(rollout) == 24
         run.turn(f"later-{rollout}")
     held = {row["turn_id"] for row in run.ledger.database.rows("SELECT turn_id FROM heldout_prompts")}
     used = {row["turn_id"] for row in run.ledger.database.rows("SELECT turn_id FROM samples WHERE origin = 'practice'")}
@@ -182,7 +194,7 @@ def test_a_single_prompt_is_practised_unmeasured_and_then_never_held_out(tmp_pat
     run.turn("first")
     for rollout in range(3):
         assert run.practise() == "drawn"
-        assert run.train(rollout) == 4
+        assert run.train(rollout) == 6
     assert run.practise() is None
     [kl] = {row["kl"] for row in run.ledger.database.rows("SELECT kl FROM practice_rounds")}
     assert kl is None
@@ -190,7 +202,7 @@ def test_a_single_prompt_is_practised_unmeasured_and_then_never_held_out(tmp_pat
     run.turn("second")
     run.turn("third")
     assert run.practise() == "drawn"
-    assert run.train(3) == 8
+    assert run.train(3) == 12
     held = {row["turn_id"] for row in run.ledger.database.rows("SELECT turn_id FROM heldout_prompts")}
     assert held == {"third"}
     run.ledger.close()
@@ -209,7 +221,7 @@ def test_a_single_prompt_is_not_practised_for_ever(tmp_path: Path) -> None:
     assert found == ["drawn"] * 3 + [None] * 3
     run.turn("second")
     assert run.practise() == "drawn"
-    assert run.train(6) == 8
+    assert run.train(6) == 12
     run.ledger.close()
 
 
@@ -286,8 +298,8 @@ def test_replies_of_a_teacher_with_other_lessons_are_dropped(run: Run) -> None:
     assert run.practise() == "drawn"
     rows = run.ledger.database.rows("SELECT state, reason, COUNT(*) AS n FROM samples GROUP BY state, reason")
     assert {(row["state"], row["reason"], row["n"]) for row in rows} == {
-        ("dropped", LESSONS_CHANGED, 16),
-        ("ready", None, 16),
+        ("dropped", LESSONS_CHANGED, 24),
+        ("ready", None, 24),
     }
 
 
@@ -353,8 +365,8 @@ def test_no_step_uses_practice_from_before_a_change_of_the_lessons(run: Run, cha
     assert run.ledger.waiting.rounds() == [], "nor after a restore from before its batch"
     rows = run.ledger.database.rows("SELECT state, reason FROM samples")
     deleted = change in ("reworded", "deleted", "forgotten")
-    assert [tuple(row) for row in rows] == ([] if deleted else [("dropped", LESSONS_CHANGED)] * 16)
-    assert run.ledger.samples.forgotten_count() == (16 if deleted else 0), "the teacher's numbers came from the words"
+    assert [tuple(row) for row in rows] == ([] if deleted else [("dropped", LESSONS_CHANGED)] * 24)
+    assert run.ledger.samples.forgotten_count() == (24 if deleted else 0), "the teacher's numbers came from the words"
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -389,7 +401,7 @@ def test_rounds_of_weights_that_a_rollback_undid_do_not_count(run: Run) -> None:
     run.ledger.decisions.record_rollback(-1, 0, "9", run.now)
     for rollout in (1, 2):
         assert run.practise() == "drawn", "the weights from before have learned nothing of it"
-        assert run.train(rollout) == 16
+        assert run.train(rollout) == 24
     assert run.practise() == "stuck"
 
 
@@ -404,14 +416,14 @@ def test_after_a_restore_each_round_is_a_batch_and_measures_of_undone_weights_do
     assert run.practise() == "reached"
     [series] = {row["series"] for row in run.ledger.database.rows("SELECT series FROM practice_rounds")}
     run.now += 10.0
-    assert run.ledger.samples.reconcile(-1)["ready"] == 32
+    assert run.ledger.samples.reconcile(-1)["ready"] == 48
     assert [each.at for each in run.ledger.practices.rounds(ALICE, series)] == [1000.0], (
         "others measured undone weights"
     )
-    assert run.ledger.waiting.rounds() == [WaitingRound(ALICE, 16, 1000.0), WaitingRound(ALICE, 16, 1020.0)]
+    assert run.ledger.waiting.rounds() == [WaitingRound(ALICE, 24, 1000.0), WaitingRound(ALICE, 24, 1020.0)]
     assert run.practise() is None
     for rollout in (0, 1):
-        assert len(run.ledger.samples.claim(rollout, 16, person=ALICE, origin="practice")) == 16
+        assert len(run.ledger.samples.claim(rollout, 24, person=ALICE, origin="practice")) == 24
         run.ledger.samples.record_step(rollout, str(rollout), run.now, run.now)
     run.engine.gap = 0.5
     assert run.practise() == "drawn"
@@ -422,7 +434,7 @@ def test_a_prompt_of_several_turns_is_one_prompt(run: Run) -> None:
     for name, ids in (("a", [1, 2]), ("b", [3, 4]), ("a again", [1, 2]), ("b again", [3, 4])):
         run.turn(name, session_id=stored_id(ALICE, "t"), prompt_ids=ids)
     assert run.practise() == "drawn"
-    assert run.train(0) == 4
+    assert run.train(0) == 6
     run.turn("b once more", session_id=stored_id(ALICE, "t"), prompt_ids=[3, 4])
     run.engine.gap = 0.5
     assert run.practise() == "drawn"
@@ -463,6 +475,118 @@ def test_a_prompt_that_is_deleted_meanwhile_ends_the_round(run: Run) -> None:
     assert run.ledger.database.rows("SELECT * FROM samples") == []
 
 
+class Votes(NoJudge):
+    """Finds that every other reply obeys, or all, or gives no vote."""
+
+    def __init__(self, values: list[int | None]) -> None:
+        self.values, self.asked = itertools.cycle(values), list[str]()
+
+    async def votes(self, kind: Any, question: Any, count: int) -> list[Vote]:
+        self.asked.append(question.prompt[-1]["content"])
+        return [Vote(kind, "", next(self.values))]
+
+
+def rubric_of(engine: Engine, *values: int | None) -> tuple[Rubric, Votes]:
+    judge = Votes(list(values))
+    return Rubric(BaseModel(engine), (judge, lambda prompt, ids: f"reply {list(ids)}")), judge
+
+
+def test_a_group_trains_what_obeys_against_what_does_not(tmp_path: Path) -> None:
+    run = Run(tmp_path / "ledger.sqlite")
+    run.loop._rubric, judge = rubric_of(run.engine, 1, -1, -1, -1)
+    run.ledger.lessons.add(ALICE, "Answer in German.")
+    run.turn("only")
+    assert run.practise() == "drawn"
+    samples = run.ledger.samples.claim(0, 99, person=ALICE, origin="practice")
+    taught = [sample for sample in samples if sample.teacher_topk_log_probs is not None]
+    group = [sample for sample in samples if sample.teacher_topk_log_probs is None]
+    assert (len(taught), len(group)) == (6, 4)
+    assert [sample.reward for sample in taught] == [0.0] * 6
+    assert sorted(sample.reward for sample in group) == pytest.approx([-0.05, -0.05, -0.05, 0.15])
+    assert all(sample.tokens == [1, 2, 3, 101, *REPLY] for sample in group), "without the lesson"
+    assert len(judge.asked) == 4, "replies to the prompt with the lesson are in no group"
+    assert all("Answer in German." in text and "reply [7, 8, 9]" in text for text in judge.asked)
+    run.ledger.close()
+
+
+@pytest.mark.parametrize("values", [(1,), (-1,), (1, None)])
+def test_a_group_that_is_alike_or_unread_trains_nothing(tmp_path: Path, values: tuple[int | None, ...]) -> None:
+    run = Run(tmp_path / "ledger.sqlite")
+    run.loop._rubric, _ = rubric_of(run.engine, *values)
+    run.ledger.lessons.add(ALICE, "Answer in German.")
+    run.turn("only")
+    assert run.practise() == "drawn"
+    samples = run.ledger.samples.claim(0, 99, person=ALICE, origin="practice")
+    assert all(sample.teacher_topk_log_probs is not None for sample in samples)
+    assert len(samples) == 6
+    run.ledger.close()
+
+
+def trained(run: Run, name: str, rollout_id: int, log_probs: list[float], reward: float = -1.0) -> None:
+    """Record a turn of Alice's whose sample a live step has used."""
+    turn = make_turn(name, session_id=stored_id(ALICE, name), response_ids=REPLY, response_logprobs=log_probs)
+    run.ledger.turns.record(turn)
+    run.ledger.turns.record_next_state(name, USER_NEXT, 102.0)
+    sample = make_sample(run.ledger.turns.get(name), reward, score=int(reward))
+    record_judged(run.ledger, name, Verdict(score=int(reward)), [sample], None)
+    run.ledger.samples.claim(rollout_id, 9, person=ALICE)
+    run.ledger.samples.record_step(rollout_id, str(rollout_id), run.now, run.now)
+
+
+def replays(run: Run, rollout_id: int) -> list[Sample]:
+    """Practise a round, train it, and return the turns that it trained again."""
+    assert run.practise() == "drawn"
+    samples = run.ledger.samples.claim(rollout_id, 99, person=ALICE, origin="practice")
+    run.ledger.samples.record_step(rollout_id, str(rollout_id), run.now, run.now)
+    return [sample for sample in samples if sample.teacher_topk_log_probs is None]
+
+
+def test_own_turns_are_trained_again_twice_while_the_weights_are_near_to_them(tmp_path: Path) -> None:
+    """The stand-in's log probabilities are -0.5 for each token, at temperature 1 as at 0.6 about -0.3."""
+    run = Run(tmp_path / "ledger.sqlite", replay=14, temperature=1.0)
+    run.ledger.lessons.add(ALICE, "Answer in German.")
+    trained(run, "near", 0, [-0.5, -1.0, -0.2])
+    trained(run, "far", 1, [-2.5, -1.5, -1.6], reward=1.0)
+    run.turn("own")
+    for rollout, gap in ((2, 1.0), (3, 0.9)):
+        run.engine.gap = gap
+        [sample] = replays(run, rollout)
+        assert (sample.metadata["turn_id"], sample.reward) == ("near", -1.0)
+        assert sample.rollout_log_probs == pytest.approx([-0.5, -1.0, -0.2]), "what it was sampled with"
+    run.engine.gap = 0.8
+    assert replays(run, 4) == [], "twice is enough"
+    run.ledger.close()
+
+
+def test_no_turn_is_trained_again_unless_asked_or_if_an_opinion_was_corrected(tmp_path: Path) -> None:
+    off = Run(tmp_path / "off.sqlite", temperature=1.0)
+    off.ledger.lessons.add(ALICE, "Answer in German.")
+    trained(off, "near", 0, [-0.5, -1.0, -0.2])
+    assert replays(off, 1) == []
+    off.ledger.close()
+    run = Run(tmp_path / "ledger.sqlite", replay=14, temperature=1.0)
+    run.ledger.lessons.add(ALICE, "Answer in German.")
+    trained(run, "near", 0, [-0.5, -1.0, -0.2])
+    with run.ledger.transaction() as connection:
+        turn = run.ledger.turns.get("near")
+        insert_sample(run.ledger.database, connection, "near", make_sample(turn, 1.0))
+    assert replays(run, 1) == [], "its first reward was wrong"
+    run.ledger.close()
+
+
+def test_replays_and_groups_stay_within_the_tokens_of_a_round(tmp_path: Path) -> None:
+    run = Run(tmp_path / "ledger.sqlite", replay=14, temperature=1.0, budget=4 * (4 + 16) + 2)
+    run.loop._rubric, _ = rubric_of(run.engine, 1, -1)
+    run.ledger.lessons.add(ALICE, "Answer in German.")
+    trained(run, "near", 0, [-0.5, -1.0, -0.2])
+    assert run.practise() == "drawn"
+    [tokens] = [row["tokens"] for row in run.ledger.database.rows("SELECT tokens FROM practice_rounds")]
+    samples = run.ledger.samples.claim(1, 99, person=ALICE, origin="practice")
+    assert tokens == sum(len(sample.tokens) for sample in samples) <= 82
+    assert any(sample.teacher_topk_log_probs is None for sample in samples)
+    run.ledger.close()
+
+
 async def test_the_loop_ends_when_it_is_told_to(run: Run) -> None:
     stop = asyncio.Event()
     running = asyncio.create_task(run.loop.run(stop))
@@ -470,4 +594,4 @@ async def test_the_loop_ends_when_it_is_told_to(run: Run) -> None:
         await asyncio.sleep(0.01)
     stop.set()
     await asyncio.wait_for(running, 5.0)
-    assert run.ledger.samples.ready_count(ALICE, "practice") == 16
+    assert run.ledger.samples.ready_count(ALICE, "practice") == 24

@@ -17,6 +17,8 @@ from openclaw.practice.plan import (
     Prompt,
     Wanted,
     distance,
+    group_rewards,
+    is_near,
     is_over,
     may_begin,
     replies_of_round,
@@ -95,12 +97,28 @@ def prompt(name: str, size: int, with_lessons: int | None = None) -> Prompt:
 def test_every_prompt_has_a_first_reply_before_any_has_a_second() -> None:
     prompts = [prompt(str(number), 10) for number in range(6)]
     full = replies_of_round(prompts, 10**6, 20, 2048)
-    assert [(each.turn.id, count) for each, count in full] == [(str(number), 4) for number in range(4)]
+    counted = [(each.turn.id, each.is_plain, count) for each, count in full]
+    assert counted == [(str(number), plain, 4 if plain else 2) for plain in (True, False) for number in range(4)]
+    assert all(each.student_ids == each.teacher_ids for each, _ in full[4:]), "the last ones have the lessons"
     assert [count for _, count in replies_of_round(prompts, 6 * 30, 20, 2048)] == [2, 2, 1, 1]
+    assert [count for _, count in replies_of_round(prompts, 16 * 30 + 35, 20, 2048)] == [4, 4, 4, 4, 1]
     long = [prompt("a", 3000), prompt("b", 10)]
     assert [(each.turn.id, count) for each, count in replies_of_round(long, 2000, 5000, 8192)] == [("b", 1)]
     assert REPLY_TOKENS < 2000
     assert replies_of_round([prompt("a", 10, 100)], 10**6, 20, 100) == [], "the teacher's reading must fit, too"
+
+
+def test_a_group_rewards_what_obeys_more_than_the_others() -> None:
+    assert group_rewards([True, False, False, False]) == pytest.approx([0.15, -0.05, -0.05, -0.05])
+    assert sum(group_rewards([True, True, False])) == pytest.approx(0.0)
+    for alike in ([True, True], [False, False], [True], []):
+        assert group_rewards(alike) == [], "replies that are alike say nothing"
+
+
+def test_a_reply_is_near_if_the_weights_still_think_of_it_as_they_did() -> None:
+    assert is_near([-1.0, -2.0], [-1.5, -3.0])
+    assert not is_near([-1.0, -2.0], [-2.0, -3.0])
+    assert not is_near([-1.0, -2.0], [-3.5, -0.5]), "differences do not cancel"
 
 
 def test_rounds_end_near_the_teacher_or_without_a_fall() -> None:
