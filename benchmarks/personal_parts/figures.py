@@ -179,6 +179,46 @@ def complaints(
     return Mean(statistics.mean(by_seed), *(bootstrap_mean(by_seed) if len(by_seed) > 1 else (None, None)))
 
 
+@dataclass(frozen=True)
+class Updates:
+    """What the gate decided about the updates of some runs.
+
+    Attributes:
+        accepted: updates that served.
+        refused: those that did not.
+        compared: accepted ones of which users' opinions told a margin.
+        fell: of these, those with a margin that the gate refuses; 0, or the gate does not do what it says.
+        lowest: the lowest margin of an accepted update in nats per token, and its standard error; None without any.
+    """
+
+    accepted: int
+    refused: int
+    compared: int
+    fell: int
+    lowest: tuple[float, float] | None
+
+    @property
+    def told(self) -> str:
+        """Return the cell of a table."""
+        text = f"{self.accepted} accepted, {self.refused} refused"
+        if self.lowest is None:
+            return text
+        return f"{text}; {self.fell} of {self.compared} fell, lowest {self.lowest[0]:+.3f} ± {self.lowest[1]:.3f}"
+
+
+def updates(
+    records: Records, method: str, form: str, users: Sequence[str], seeds: Sequence[int], arm: str | None = None
+) -> Updates | None:
+    """Return what the gate decided in the runs that there are; None if it decided nothing."""
+    names = [cell_name(method, group, seed, arm) for seed in seeds for group in groups_of(method, form, users)]
+    found = [each for name in names if name in records for each in records[name].get("gate", ())]
+    served = [each for each in found if each["accepted"]]
+    told = [(each["margin"], each["error"]) for each in served if each["margin"] is not None]
+    fell = sum(each["fell"] for each in served)
+    lowest = min(told, default=None)
+    return Updates(len(served), len(found) - len(served), len(told), fell, lowest) if found else None
+
+
 def fewer(one: Sessions | None, other: Sessions | None) -> str:
     """Return whether ``one`` needs fewer sessions than ``other``, as far as the seeds that both have can say."""
     common = sorted(set(one.by_seed) & set(other.by_seed)) if one and other else []
@@ -221,6 +261,7 @@ def personal_table(records: Records, arms: Sequence[Arm], users: Sequence[str], 
             form: {
                 "sessions": _plain(sessions(records, arm.method, form, users, seeds, arm.name)),
                 "complaints": _plain(complaints(records, arm.method, form, users, seeds, arm.name)),
+                "updates": _plain(updates(records, arm.method, form, users, seeds, arm.name)),
                 **{
                     f"{field}, {after}": _share(share(records, arm.method, form, users, seeds, after, field, arm.name))
                     for field in ("liked", "right")
@@ -233,7 +274,7 @@ def personal_table(records: Records, arms: Sequence[Arm], users: Sequence[str], 
     }
 
 
-def _plain(found: Sessions | Mean | None) -> dict[str, Any] | None:
+def _plain(found: Sessions | Mean | Updates | None) -> dict[str, Any] | None:
     return asdict(found) if found else None
 
 

@@ -18,6 +18,9 @@ TITLES |= {
     "lessons": "lessons alone",
     "weights": "practice alone",
     "both": "lessons and practice",
+    "gated": "both, behind the gate",
+    "replay": "practice with replay",
+    "rubric": "practice with rubric groups",
 }
 
 
@@ -61,22 +64,31 @@ ABLATIONS: dict[str, tuple[Arm, ...]] = {
     "gate": _of_variable("gate", "combine", "GATE", ("off", "on")),
 }
 PERSONAL_FLAGS = ("--key-each", "--score-counted")
+_PRACTICE = (("OPENCLAW_LESSONS", "auto"), ("OPENCLAW_PRACTICE", "trial"))
+_ALONE = (*PERSONAL_FLAGS, "--decline-lessons")
 PERSONAL_ARMS: dict[str, Arm] = {
     arm.name: arm
     for arm in (
         Arm("weights-today", "rl", (), PERSONAL_FLAGS),
         Arm("lessons", "rl", (("OPENCLAW_LESSONS", "auto"),), PERSONAL_FLAGS),
-        Arm(
-            "weights",
-            "personal",
-            (("OPENCLAW_LESSONS", "auto"), ("OPENCLAW_PRACTICE", "trial")),
-            (*PERSONAL_FLAGS, "--decline-lessons"),
-        ),
+        Arm("weights", "personal", _PRACTICE, _ALONE),
         Arm("both", "personal", (("OPENCLAW_LESSONS", "auto"),), PERSONAL_FLAGS),
+        Arm(
+            "gated",
+            "personal",
+            (
+                *(("OPENCLAW_LESSONS", "auto"), ("GATE", "on")),
+                *(("OPENCLAW_GATE_SHARE", "0.3"), ("OPENCLAW_GATE_FEWEST", "2")),
+            ),
+            PERSONAL_FLAGS,
+        ),
+        Arm("replay", "personal", (*_PRACTICE, ("OPENCLAW_PRACTICE_REPLAY", "14")), (*_ALONE, "--use-tis")),
+        Arm("rubric", "personal", (*_PRACTICE, ("OPENCLAW_PRACTICE_RUBRIC", "1")), _ALONE),
     )
 }
 """What a person's first complaints change: Binary RL alone, lessons in the prompt alone, practice while requests decline
-lessons, and both. Each user has a key of its own."""
+lessons, and both. ``gated`` is both with the gate, which keeps three turns of ten as probes and compares two of each opinion, because
+a person has few. ``replay`` and ``rubric`` are practice with an option more. Each user has a key of its own."""
 UNGATED = {"GATE": "off"}
 """Variables of every run, unless its arm sets them: the gate keeps turns out of training, and is compared in its own ablation."""
 

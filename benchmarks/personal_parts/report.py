@@ -19,6 +19,7 @@ from benchmarks.personal_parts.figures import (
     fewer,
     sessions,
     share,
+    updates,
 )
 from benchmarks.personal_parts.matrix import BASE, JOINT, TITLES, Arm
 
@@ -166,7 +167,8 @@ PERSONAL_HEAD = (
     "liked before",
     "after, without lessons",
     "after, with lessons",
-    "right numbers",
+    "right numbers: before, without lessons, with lessons",
+    "updates at the gate",
 )
 
 
@@ -177,12 +179,14 @@ def personal_rows(asked: Asked) -> list[list[str]]:
         for form in asked.forms:
             key = (asked.records, arm.method, form, asked.users, asked.seeds)
             liked = [told(share(*key, after, arm=arm.name)) for after in (0, COUNTED, COUNTED_WITH_LESSONS)]
-            right = [share(*key, after, "right", arm.name) for after in (0, COUNTED)]
+            right = [share(*key, after, "right", arm.name) for after in (0, COUNTED, COUNTED_WITH_LESSONS)]
+            decided = updates(*key, arm.name)
             found.append(
                 [
                     *(TITLES[arm.name], form),
                     *(told(figure(*key, arm.name)) for figure in (sessions, complaints)),
-                    *(*liked, ", then ".join(f"{each.mean:.2f}" if each else NOT_RUN for each in right)),
+                    *(*liked, ", ".join(f"{each.mean:.2f}" if each else NOT_RUN for each in right)),
+                    decided.told if decided else "no gate",
                 ]
             )
     return found
@@ -194,7 +198,8 @@ def _personal(asked: Asked) -> list[str]:
     text = (
         "A key for each user. Sessions until three first replies in a row follow the rule: 3 at least, 4 after a complaint. "
         "Complaints are those of these sessions. After them first replies to held-out problems are scored, without lessons "
-        "(the weights alone) and with the user's lessons."
+        "(the weights alone) and with the user's lessons. An update fell if its margin of users' opinions is one that the gate "
+        "refuses; of some updates there are too few opinions to tell one."
     )
     table = _table(["what learns", *PERSONAL_HEAD], personal_rows(asked))
     return ["## From the first complaint on", "", *_wrapped(text), "", *table, ""]

@@ -48,6 +48,8 @@ from lab.tiny_demo.planned import refuse_bad_plan
 from lab.tiny_demo.report import save
 from lab.tiny_models.build import BuildError, ensure_built
 from lab.tiny_models.cache import model_path
+from openclaw.config.runtime_variables import GateVariables
+from openclaw.gate.decision import TOO_FEW, Margin
 from openclaw.ledger.store import Ledger
 from openclaw.runtime.where import ARGUMENTS_NAME, SETTINGS_NAME
 
@@ -481,6 +483,7 @@ async def carry_out(options: argparse.Namespace) -> dict[str, Any]:
                 )
                 await talk.hold()
                 updates, samples = trainer.updates, trainer.samples_trained
+                decisions = gate_decisions(ledger)
             counts, cpu = await run.gateway_counts(keys.get(ADMIN)), run.cpu_seconds()
         finally:
             await asyncio.shield(asyncio.to_thread(run.stop))
@@ -496,6 +499,7 @@ async def carry_out(options: argparse.Namespace) -> dict[str, Any]:
         "batch": trainer.batch,
         "updates": updates,
         "samples_trained": samples,
+        "gate": decisions,
         "per_user": {speaker.user.name: spoken(speaker) for speaker in speakers},
         "requests": int(counts["requests"]),
         "refused": max(int(counts["refused"]), sum(speaker.student.tally.refused for speaker in speakers)),
@@ -504,6 +508,24 @@ async def carry_out(options: argparse.Namespace) -> dict[str, Any]:
         "load_average": {"start": round(load, 1), "end": round(os.getloadavg()[0], 1)},
         "tiny_model": settings.model.name,
     }
+
+
+def gate_decisions(ledger: Ledger) -> list[dict[str, Any]]:
+    """Return what the gate decided about each update: ``accepted``, and the users' opinions in nats per token.
+
+    ``margin`` and its ``error`` are None where there were too few probes to compare opinions. ``fell``: whether the margin is
+    one that the gate refuses.
+    """
+    bounds, found = GateVariables.from_env(os.environ), list[dict[str, Any]]()
+    for each in ledger.decisions.all():
+        if each.kind not in ("step", "refused"):
+            continue
+        margin, error = (each.metrics.get(f"gate/{name}") for name in ("margin", "margin_error"))
+        judged = margin is not None and error is not None and not each.metrics.get(TOO_FEW)
+        fell = judged and Margin(margin, error, 0, 0).fell(bounds.gate_errors, bounds.gate_margin)
+        numbers = {"margin": margin, "error": error} if judged else {"margin": None, "error": None}
+        found.append({"accepted": each.kind == "step", **numbers, "fell": fell, "why": each.why})
+    return found
 
 
 def spoken(speaker: Speaker) -> dict[str, Any]:

@@ -341,12 +341,38 @@ def test_personal_arms_tell_sessions_complaints_and_what_the_weights_know() -> N
     assert joint_row[:3] == ["lessons and practice", "joint", "5.0 [4.0, 6.0]"]
     assert joint_row[3] == "1.0 [0.0, 2.0]"
     assert [cell.split()[0] for cell in joint_row[4:7]] == ["0.19", "0.75", "0.88"]
-    assert joint_row[7] == "1.00, then 0.97"
+    assert joint_row[7] == "1.00, 0.97, 0.97"
     assert separate_row[2:7] == ["not run"] * 5
+    assert joint_row[8] == "no gate"
     assert "## From the first complaint on" in markdown(report, {})
     told = figures.personal_table(runs, [arm], USERS, [0, 1, 2])["both"]
     assert told["joint"]["complaints"] == {"mean": 1, "low": 0.0, "high": 2.0}
     assert told["separate"]["sessions"] is None
+
+
+def decided(accepted: bool, margin: float | None, fell: bool = False) -> dict[str, Any]:
+    error = None if margin is None else 0.02
+    return {"accepted": accepted, "margin": margin, "error": error, "fell": fell, "why": "a test"}
+
+
+def test_updates_are_told_by_what_the_gate_decided() -> None:
+    arm = matrix.PERSONAL_ARMS["gated"]
+    assert dict(arm.variables)["GATE"] == "on"
+    runs = {f"personal-student+captain-seed{seed}-gated": arm_record(4, 1) for seed in range(2)}
+    made = [decided(True, 0.1), decided(True, -0.01), decided(False, -0.3, fell=True), decided(True, None)]
+    for found in runs.values():
+        found["gate"] = made
+    key = ("personal", "joint", USERS, [0, 1, 2], "gated")
+    found = figures.updates(runs, *key)
+    assert found == figures.Updates(6, 2, 4, 0, (-0.01, 0.02))
+    assert personal_rows(asked(runs, personal=[arm]))[0][8] == (
+        "6 accepted, 2 refused; 0 of 4 fell, lowest -0.010 ± 0.020"
+    )
+    made.append(decided(True, -0.4, fell=True))
+    found = figures.updates(runs, *key)
+    assert found is not None
+    assert found.fell == 2, "a gate that accepts what it says it refuses shows"
+    assert figures.updates({}, *key) is None
 
 
 def test_personal_arms_run_in_every_form_with_a_key_for_each_user() -> None:
@@ -365,4 +391,4 @@ def test_personal_arms_run_in_every_form_with_a_key_for_each_user() -> None:
 def test_an_unknown_arm_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         personalization.parse(["--json", "new.json", "--arms", "lessons,moon"])
-    assert "--arms moon: known: weights-today, lessons, weights, both" in capsys.readouterr().err
+    assert "--arms moon: known: weights-today, lessons, weights, both, gated, replay, rubric" in capsys.readouterr().err

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import pytest
@@ -19,7 +20,9 @@ from groundwork.exceptions import ConfigError
 from lab.personal import run as personal_run
 from lab.personal.run import COUNTED, COUNTED_WITH_LESSONS, Speaker, Talk, complaints_until, sessions_to_follow
 from lab.personal.sizes import Sizes
+from openclaw.gate.decision import TOO_FEW
 from openclaw.gateway.auth import Keyring
+from openclaw.ledger.store import Ledger
 
 GOOD, BAD = "Okay captain, you start with 3 and add 4, so 3 + 4 = 7.", "Sure!\n\n\\boxed{7}"
 
@@ -209,3 +212,17 @@ def test_each_user_has_a_key_of_its_own(tmp_path: Path, monkeypatch: pytest.Monk
         "captain": ("captain", False),
         "admin": ("admin", True),
     }
+
+
+def test_a_run_tells_what_the_gate_decided_about_each_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENCLAW_GATE_ERRORS", "1")
+    numbers = [(0.2, 0.1, 0.0), (-0.2, 0.1, 0.0), (-0.2, 0.3, 0.0), (-0.2, 0.1, 1.0)]
+    with closing(Ledger(tmp_path / "ledger.sqlite")) as ledger:
+        ledger.decisions.record(-1, "start", "0", "the first weights")
+        for batch, (margin, error, too_few) in enumerate(numbers):
+            metrics = {"gate/margin": margin, "gate/margin_error": error, TOO_FEW: too_few}
+            kind: Literal["step", "refused"] = "refused" if batch == 1 else "step"
+            ledger.decisions.record(batch, kind, str(batch + 1), "a test", metrics=metrics)
+        found = personal_run.gate_decisions(ledger)
+    told = [(each["accepted"], each["margin"], each["fell"]) for each in found]
+    assert told == [(True, 0.2, False), (False, -0.2, True), (True, -0.2, False), (True, None, False)]
