@@ -327,19 +327,20 @@ class ChatService:
         tools = list(raw["tools"]) if request.offers_tools else None
         large = prompt_characters(raw["messages"], tools or ()) > LARGE_PROMPT
         renderer = self._large_renderer if large else self._renderer
+        rendered = renderer.prepare(raw["messages"], tools, request.template_kwargs, self._format.reasoning, served)
         try:
-            template_ids, thought = await renderer.prepare(
-                raw["messages"], tools, request.template_kwargs, self._format.reasoning, served
-            )
+            if lessons:  # both at once: one wait for the renderer's thread, not two
+                hinted = self._with_lessons(renderer, request, raw["messages"], tools, served, lessons)
+                (template_ids, thought), with_lessons = await asyncio.gather(rendered, hinted)
+            else:
+                (template_ids, thought), with_lessons = await rendered, None
         except RenderError as error:
             raise bad_request(str(error), param="messages") from error
         ids, seen = self._pictures.expanded(template_ids, pictures)
         self.metrics.replayed_replies.labels(ids="sampled").inc(served.sampled)
         self.metrics.replayed_replies.labels(ids="rendered").inc(served.rendered)
         room, plain = self._room(ids, "messages"), None
-        if lessons and (
-            with_lessons := await self._with_lessons(renderer, request, raw["messages"], tools, served, lessons)
-        ):
+        if with_lessons is not None:
             longer, places = self._pictures.expanded(with_lessons[0], pictures)
             wanted = request.requested_tokens or room
             least = max(wanted if wanted < room else (room + 1) // 2, request.min_tokens or 0)
