@@ -154,7 +154,10 @@ def test_a_round_draws_from_the_weights_and_is_scored_by_the_base_that_reads_the
     asked = [payload["input_ids"][4:] for payload in plain]
     assert [ids for ids in asked if 3 not in ids] == [[]] * 4 + [REPLY] * 4 + [[]] * 16, "measured, then practised"
     assert {owner for _, owner in run.engine.requests} == {ALICE}
-    assert (run.counted("rounds_total", outcome="drawn"), run.counted("tokens_total")) == (1.0, sum(len(each.tokens) for each in samples))
+    assert (run.counted("rounds_total", outcome="drawn"), run.counted("tokens_total")) == (
+        1.0,
+        sum(len(each.tokens) for each in samples),
+    )
 
 
 def test_a_prompt_measures_or_is_practised_but_not_both(run: Run) -> None:
