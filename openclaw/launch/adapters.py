@@ -10,7 +10,7 @@ Imports neither torch nor Ray.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 from slime.args import Arguments
 from slime.arguments.memory_budget.budget import PEOPLE_PER_BATCH
@@ -22,8 +22,8 @@ OFF, SHARED, PER_OWNER = get_args(Adapters)
 MIB = 2**20
 HELD, KEPT = 128, 4
 """Versions that an engine holds in main memory, and accepted versions of a person that stay on disk."""
-WEIGHT, STATE = 2, 12
-"""Bytes per parameter of an adapter as engines read it, and of its float32 weights and moments."""
+STATE = 12
+"""Bytes per parameter of an adapter's float32 weights and moments."""
 SHOWN_PEOPLE = 100
 
 
@@ -48,22 +48,53 @@ def adapter_problems(choice: object, args: Arguments, *, task: bool, logs: bool)
         yield f"ADAPTERS={choice} is for one machine, whose engines read adapters from RUN_DIR; set NNODES=1, or ADAPTERS=shared"
 
 
+class Room(NamedTuple):
+    """Bytes that adapters of people take.
+
+    Attributes:
+        of_batch: on the GPUs of an engine, for the people of a batch.
+        of_held: in the main memory of an engine, for the versions that it holds.
+        of_trained: in the main memory of the trainer.
+        of_person: on disk, with the accepted versions that are kept and one that is decided.
+    """
+
+    of_batch: int
+    of_held: int
+    of_trained: int
+    of_person: int
+
+
+def room_of(parameters: int, element: int, trained: int) -> Room:
+    """Return what adapters take.
+
+    Args:
+        parameters: of one.
+        element: bytes of a parameter as engines read it.
+        trained: people in the trainer's memory.
+    """
+    return Room(
+        PEOPLE_PER_BATCH * element * parameters,
+        HELD * element * parameters,
+        trained * STATE * parameters,
+        (KEPT + 1) * (element + STATE) * parameters,
+    )
+
+
 def adapter_lines(choice: object, args: Arguments) -> Iterator[str]:
     """Yield what an adapter per person takes on engines, in main memory and on disk; nothing for another choice."""
     shape = policy_shape(args)
     if choice != PER_OWNER or shape is None or not args.use_lora:
         return
-    each = shape.adapters(args.lora_rank)
-    trained = args.people_in_memory
-    sizes = ((PEOPLE_PER_BATCH, WEIGHT), (HELD, WEIGHT), (trained, STATE))
-    of_batch, of_held, of_trained = (count * size * each / GIB for count, size in sizes)
-    of_person = (KEPT + 1) * (WEIGHT + STATE) * each
+    each, trained = shape.adapters(args.lora_rank), args.people_in_memory
+    element = 4 if args.train_dtype == "float32" else 2
+    room = room_of(each, element, trained)
     yield (
-        f"adapters one per person, of {each / 1e6:.1f} million parameters ({WEIGHT * each / MIB:.1f} MiB): an engine answers "
-        f"with {PEOPLE_PER_BATCH} in a batch ({of_batch:.1f} GiB of its GPUs) and holds {HELD} in main memory ({of_held:.1f} GiB)"
+        f"adapters one per person, of {each / 1e6:.1f} million parameters ({element * each / MIB:.1f} MiB): an engine answers "
+        f"with {PEOPLE_PER_BATCH} in a batch ({room.of_batch / GIB:.1f} GiB of its GPUs) and holds {HELD} in main memory "
+        f"({room.of_held / GIB:.1f} GiB)"
     )
     yield (
-        f"         the trainer holds {trained} people in main memory ({of_trained:.1f} GiB); on disk a person takes "
-        f"{of_person / MIB:.0f} MiB with {KEPT} accepted versions and one that is decided, {SHOWN_PEOPLE} people "
-        f"{SHOWN_PEOPLE * of_person / GIB:.1f} GiB"
+        f"         the trainer holds {trained} people in main memory ({room.of_trained / GIB:.1f} GiB); on disk a person takes "
+        f"{room.of_person / MIB:.0f} MiB with {KEPT} accepted versions and one that is decided, {SHOWN_PEOPLE} people "
+        f"{SHOWN_PEOPLE * room.of_person / GIB:.1f} GiB"
     )
