@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -30,6 +31,7 @@ from benchmarks.people_parts import crowd, opposite
 from benchmarks.people_parts.live import PER_OWNER, SHARED
 from benchmarks.people_parts.replay import batches_of, replayed
 from benchmarks.people_parts.simulation import Costs, Traffic, simulated
+from benchmarks.personalization import interrupted_by
 from groundwork.command_line import output_file
 from lab.personal.run import FAILURES
 
@@ -174,7 +176,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Command line."""
     options = build_parser().parse_args(argv)
     try:
-        return PARTS[options.part](options)
+        with interrupted_by(signal.SIGTERM):
+            return PARTS[options.part](options)
+    except KeyboardInterrupt:
+        print("stopped; what was done is kept", file=sys.stderr)
+        return 130
     except FAILURES as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -31,6 +31,7 @@ GOAL, IN_A_ROW = 0.8, 2
 PARALLEL = 8
 """Requests of a score at a time."""
 STATE = "benchmark.json"
+SESSIONS_OF_A_PART = 10_000
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,6 @@ class Done:
     Attributes:
         parts: how often the run was started.
         round: rounds that are over; 0 is the score of the base.
-        sessions: of each owner.
         scores: of each owner.
         silent: for each half that was silent: scores before and after, by owner.
         seconds: in all.
@@ -72,7 +72,6 @@ class Done:
 
     parts: int = 0
     round: int = -1
-    sessions: dict[str, int] = field(default_factory=dict)
     scores: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     silent: list[dict[str, Any]] = field(default_factory=list)
     seconds: float = 0.0
@@ -108,7 +107,7 @@ class Talk:
         self._per_owner = adapters == PER_OWNER
         self._started = time.monotonic()
         for owner in run.owners:
-            owner.next_session = done.sessions.get(owner.name, 0)
+            owner.next_session = SESSIONS_OF_A_PART * done.parts  # no conversation of an earlier part goes on
 
     async def go_on(self, until: float) -> bool:
         """Do what is left, but begin no further part after the monotonic time ``until``; return whether all is done."""
@@ -172,7 +171,6 @@ class Talk:
         return found
 
     def _save(self) -> None:
-        self._done.sessions = {owner.name: owner.next_session for owner in self._run.owners}
         write_note(self._run.launched.settings.run_dir / STATE, asdict(self._done))
 
 
@@ -198,6 +196,7 @@ async def measured(
     users = find_users(list(names))
     async with live_run(settings, users, per_owner=adapters == PER_OWNER) as run:
         done.parts += 1
+        write_note(run_dir / STATE, asdict(done))
         tell(f"up after {time.monotonic() - started:.0f} s")
         talk = Talk(run, done, sizes, adapters, most, tell)
         try:

@@ -158,6 +158,14 @@ def quantise_base_if_asked() -> None:
         quantise_base(cpu=os.environ.get("SGLANG_USE_CPU_ENGINE") == "1")
 
 
+def multiply_with_numbers_if_lora() -> None:
+    """Let this process multiply with adapters without SGLang's tensors of one number if it serves some on a CPU."""
+    if "--enable-lora" in sys.argv and os.environ.get("SGLANG_USE_CPU_ENGINE") == "1":
+        from slime.backends.sglang_utils.cpu_adapters import multiply_with_numbers
+
+        multiply_with_numbers()
+
+
 def main() -> None:
     """Run the SGLang server with the arguments of the command line (and our own ones, `server_hooks`) until it is told to stop."""
     watch_lifeline()
@@ -183,6 +191,7 @@ def main() -> None:
     elif "--enable-lora" in sys.argv:
         server_hooks.serve_newest_adapter()
     quantise_base_if_asked()
+    multiply_with_numbers_if_lora()
     if server_hooks.HOLD in sys.argv:
         server_hooks.hold_from_start()
     try:
@@ -198,6 +207,7 @@ if __name__ in ("__main__", "__mp_main__"):  # the second is this module in the 
 
 if __name__ == "__mp_main__":
     quantise_base_if_asked()
+    multiply_with_numbers_if_lora()
 
 if __name__ == "__main__":
     main()
