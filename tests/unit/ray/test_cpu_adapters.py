@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -66,14 +67,23 @@ def test_an_engine_without_adapters_gets_nothing_from_them(theirs: ModuleType) -
 
 
 def test_sglang_multiplies_with_ours() -> None:
-    code = (
-        "from slime.backends.sglang_utils.cpu_adapters import *; multiply_with_numbers();"
-        f"import {OPERATIONS} as their;"
-        "print(their.sgemm_lora_a_control_fwd.__wrapped__.__module__, their.sgemm_lora_b_control_fwd.__name__)"
-    )
-    import os
-
+    """Its backend asks the functions of the package, so that those are replaced."""
+    code = f"""
+import torch, types
+import {OPERATIONS} as theirs
+from slime.backends.sglang_utils import cpu_adapters
+calls = []
+for name in ("into_rank", "out_of_rank"):
+    setattr(cpu_adapters, name, lambda *rest, name=name: calls.append(name))
+cpu_adapters.multiply_with_numbers()
+some = torch.zeros(1, 1, dtype=torch.int32)
+batch = types.SimpleNamespace(use_cuda_graph=False)
+for name in ("weight_indices_cpu", "seg_lens_cpu", "lora_ranks_cpu", "scalings_cpu"):
+    setattr(batch, name, some)
+theirs.sgemm_lora_a_fwd(some, some, batch)
+theirs.sgemm_lora_b_fwd(some, some, batch, some)
+print(*calls)
+"""
     environment = engine_environment(os.environ, cpu=True)
     found = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
-    assert found.returncode == 0, found.stderr
-    assert "sgemm_lora_b" in found.stdout
+    assert (found.returncode, found.stdout.split()) == (0, ["into_rank", "out_of_rank"]), found.stderr
