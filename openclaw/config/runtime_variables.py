@@ -333,6 +333,11 @@ class RuntimeVariables(GateVariables):
         "lessons of a person who has not chosen: auto learns them from complaints and puts them into the person's next requests, "
         "confirm asks the person first, off does neither; see lessons.md",
     )
+    commands: bool = variable(
+        "OPENCLAW_COMMANDS",
+        False,
+        "1: the gateway itself answers a user's message that begins with /rl, such as /rl good; see commands.md",
+    )
     most_lessons: int = variable(
         "OPENCLAW_MOST_LESSONS",
         6,

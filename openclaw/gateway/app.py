@@ -36,7 +36,7 @@ from openclaw.gateway.episodes import add_episode_routes
 from openclaw.gateway.errors import answer_errors
 from openclaw.gateway.guard import Doorway, Guard
 from openclaw.gateway.lessons import add_lesson_routes
-from openclaw.gateway.limits import Admission, Bodies, RateLimits
+from openclaw.gateway.limits import Admission, Bodies
 from openclaw.gateway.metrics import GatewayMetrics
 from openclaw.gateway.openapi import describe
 from openclaw.gateway.routes import add_model_routes, add_session_routes, add_status_routes
@@ -206,7 +206,7 @@ def create_app(
         doorway=app.doorway,
         keyring=keyring,
         bodies=Bodies(config.max_body_bytes, most_of_a_key=config.concurrent_per_key if config.api_keys_file else None),
-        limits=RateLimits.of(config),
+        limits=service.limits,
         metrics=service.metrics,
         on_refused=count_refused,
         log_contents=config.log_contents,

@@ -35,6 +35,7 @@ from openclaw.engine.canary import ShareReader
 from openclaw.engine.client import EngineClient
 from openclaw.gateway.auth import Client
 from openclaw.gateway.capture import Capture, LogprobEntries, Prompt
+from openclaw.gateway.commands import CommandDesk, CommandReply
 from openclaw.gateway.dialects import CHAT, Dialect
 from openclaw.gateway.dialects.dialect import Question, unslim
 from openclaw.gateway.dialects.text_completions import check_prompt_ids
@@ -43,19 +44,20 @@ from openclaw.gateway.errors import CLIENT_GONE, ApiError, ClientGoneError, answ
 from openclaw.gateway.guard import client_of, note_reply
 from openclaw.gateway.large_bodies import LargeBodies
 from openclaw.gateway.lessons import LessonDesk, wished
-from openclaw.gateway.limits import Admission, take_body
+from openclaw.gateway.limits import Admission, RateLimits, take_body
 from openclaw.gateway.metrics import GatewayMetrics
 from openclaw.gateway.pictures import Picture, PictureReader, engine_pictures
 from openclaw.gateway.reply import Opening, Replies, Reply
-from openclaw.gateway.sampling import plan_sampling, reply_grammar
+from openclaw.gateway.sampling import NO_SAMPLING, plan_sampling, reply_grammar
 from openclaw.gateway.schema import ChatRequest, prompt_characters
 from openclaw.gateway.served import Served, ServedReplies
 from openclaw.gateway.stream import Connected, EventStream, json_response
 from openclaw.gateway.turns import TurnDesk
-from openclaw.ledger.records import PlainPart, Turn
+from openclaw.ledger.records import PlainPart, Turn, TurnKind
 from openclaw.ledger.store import Ledger
 from openclaw.lessons.lesson import Lesson, as_hint
 from openclaw.messages.classify import Asked, side_kind
+from openclaw.messages.commands import hear
 from openclaw.messages.hints import append_hint
 from openclaw.owners import TEXT_COMPLETION, episode_of, new_completion_id, owner_of, tool_call_id
 from openclaw.sessions import Sessions
@@ -63,7 +65,8 @@ from openclaw.sessions import Sessions
 logger = logging.getLogger(__name__)
 
 CLOSE_SECONDS = 10.0
-Begin = Callable[[Question, Mapping[str, str], Client], Reply]
+Answer = Reply | CommandReply
+Begin = Callable[[Question, Mapping[str, str], Client], Answer]
 """Makes the reply to a question with a request's headers; entering it starts it."""
 LARGE_PROMPT = 1 << 17
 """Characters of a prompt that is tokenised beside the others, not before them: a quarter of a second's work."""
@@ -150,6 +153,8 @@ class ChatService:
             serves_rollouts=config.serve_rollouts,
             model_path=config.tokenizer,
         )
+        self.limits = RateLimits.of(config)
+        self.commands = CommandDesk(self.sessions, self.turns, self.lessons, self.limits)
         self.large_bodies = LargeBodies(config.context_length)
 
     def _recorded(self, turn: Turn) -> None:
@@ -168,8 +173,8 @@ class ChatService:
         self.lessons.forget()
         self.engine.cache_keys.renew(owner_of(session_id))
 
-    def reply(self, question: Question, headers: Mapping[str, str], client: Client) -> Reply:
-        """Return the reply to a conversation; entering it starts it.
+    def reply(self, question: Question, headers: Mapping[str, str], client: Client) -> Answer:
+        """Return the reply to a conversation, or the gateway's own answer to a command; entering it starts it.
 
         Args:
             question: what the request asks.
@@ -180,12 +185,17 @@ class ChatService:
         request, raw, owner = question.request, question.raw, client.owner
         if episode_of(owner) is not None:
             request = request.model_copy(update={"temperature": None, "top_p": None, "seed": None})
+        elif self.config.commands:
+            heard = hear(raw["messages"])
+            raw = {**raw, "messages": heard.messages}
+            if heard.command is not None and turn_kind(raw["messages"], request, headers) == "main":
+                return self._command(heard.command, heard.before, question, headers, client)
 
         async def prepare() -> Opening:
-            stated_kind, done = read_headers(headers, request)
+            _, done = read_headers(headers, request)
             messages, pictures = await self._pictures.read(raw["messages"], owner)
             served, history = await self._served.find(messages, request.tool_schemas, owner)
-            kind = stated_kind or ("side" if side_kind(messages, Asked(bool(request.tools), headers)) else "main")
+            kind = turn_kind(messages, request, headers)
             lessons = await self.lessons.of_request(client, kind, wished(headers))
             prompt = await self._prompt(request, {**raw, "messages": messages}, served, pictures, lessons)
             begin = partial(
@@ -201,6 +211,36 @@ class ChatService:
             return Opening([self._capture(prompt, index) for index in range(request.choices)], begin)
 
         return Reply(self.replies, prepare, client, question.form)
+
+    def _command(
+        self, words: str, before: list[Message], question: Question, headers: Mapping[str, str], client: Client
+    ) -> CommandReply:
+        """Return the answer to a command after the messages ``before``."""
+        request = question.request
+        _, done = read_headers(headers, request)
+
+        async def answer() -> str:
+            messages, _ = await self._pictures.read(before, client.owner)
+            where = partial(
+                self.sessions.place, headers, messages, owner=client.owner, body_session_id=request.session_id
+            )
+            text = await self.commands.answer(words, where, client)
+            if done and (session_id := (await where()).session_id):
+                await self.sessions.end(session_id)
+            return text
+
+        prompt = Prompt(
+            id=new_completion_id(),
+            model=self._model_name,
+            request=request,
+            messages=list(question.raw["messages"]),
+            tools=None,
+            ids=[],
+            inside_reasoning=False,
+            plan=NO_SAMPLING,
+            created_at=self.clock(),
+        )
+        return CommandReply(self._captured(prompt, 0, ReplyParser()), answer, question.form)
 
     def text_reply(self, question: Question, headers: Mapping[str, str], client: Client) -> Reply:
         """Return the reply to a text completion; entering it starts it.
@@ -390,6 +430,16 @@ class ChatService:
             return None
 
 
+def turn_kind(messages: Sequence[Message], request: ChatRequest, headers: Mapping[str, str]) -> TurnKind:
+    """Return whether a request is the user's turn or a client's own.
+
+    Raises:
+        ApiError: 400 for an invalid header.
+    """
+    stated, _ = read_headers(headers, request)
+    return stated or ("side" if side_kind(messages, Asked(bool(request.tools), headers)) else "main")
+
+
 def read_headers(headers: Mapping[str, str], request: ChatRequest) -> tuple[Any, bool]:
     """Return the client's turn type or None, and whether the session ends with this turn.
 
@@ -464,13 +514,12 @@ class Completions:
             async with Connected(request.receive):
                 await reply.begun()
             note_reply(request.scope, reply)
-            headers = reply.headers
             async with Connected(request.receive):
                 result = await reply.whole()
-        return json_response(result, {**headers, "x-weight-version": reply.weight_version})
+        return json_response(result, reply.headers)
 
 
-async def _stream(service: ChatService, request: Request, reply: Reply) -> EventStream:
+async def _stream(service: ChatService, request: Request, reply: Answer) -> EventStream:
     """Return the stream of a reply; before its first token the client gets heartbeats."""
 
     async def late() -> AsyncGenerator[bytes, None]:

@@ -199,10 +199,13 @@ class LessonDesk:
 
     async def choose(self, body: bytes, client: Client) -> dict[str, Any]:
         """Set a person's choices, and return them."""
-        asked = parse_body(PersonChange, body, LESSON_BODY)
-        person = root(client.owner)
-        await self._call(person, lambda: self._ledger.lessons.choose_mode(person, asked.lessons))
+        await self.choose_mode(parse_body(PersonChange, body, LESSON_BODY).lessons, client)
         return await self.me(client)
+
+    async def choose_mode(self, mode: Mode, client: Client) -> None:
+        """Set whether a person has lessons."""
+        person = root(client.owner)
+        await self._call(person, lambda: self._ledger.lessons.choose_mode(person, mode))
 
     async def _call(self, person: str, work: Callable[[], Result]) -> Result:
         """Return the result of ``work`` in a thread; it may change what memory has of the person.

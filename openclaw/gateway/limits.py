@@ -123,12 +123,8 @@ class RateLimits:
                     f"this key has used its {self._tokens.amount} tokens per minute",
                     await self._wait(self._tokens, key),
                 )
-            if feedback and self._feedback and not await self._windows.hit(self._feedback, key):
-                raise RateLimitError(
-                    "feedback_per_minute",
-                    f"this key has given feedback {self._feedback.amount} times in a minute",
-                    await self._wait(self._feedback, key),
-                )
+            if feedback:
+                await self.count_feedback(key)
             if self._requests and not await self._windows.hit(self._requests, key):
                 raise RateLimitError(
                     "requests",
@@ -138,6 +134,19 @@ class RateLimits:
         except BaseException:
             self._forget(key)
             raise
+
+    async def count_feedback(self, key: str) -> None:
+        """Count feedback of ``key`` alone, whose request is counted already.
+
+        Raises:
+            RateLimitError: if the key is at its limit.
+        """
+        if self._feedback and not await self._windows.hit(self._feedback, key):
+            raise RateLimitError(
+                "feedback_per_minute",
+                f"this key has given feedback {self._feedback.amount} times in a minute",
+                await self._wait(self._feedback, key),
+            )
 
     async def leave(self, key: str, tokens: int) -> None:
         """End a request and charge the tokens of its prompt and reply."""

@@ -34,6 +34,7 @@ from openclaw.gateway.stream import LESSONS_HEADER
 from openclaw.ledger.exceptions import LedgerError
 from openclaw.ledger.records import Turn
 from openclaw.messages.fingerprint import routing_key
+from openclaw.owners import logged_name
 from openclaw.sessions import Sessions, TurnContext
 
 logger = logging.getLogger(__name__)
@@ -236,6 +237,11 @@ class Reply:
     def tokens(self) -> tuple[int, int]:
         """Tokens of the prompts, and of all choices."""
         return token_counts(self.captures)
+
+    @property
+    def log_words(self) -> str:
+        """What the access log says of it besides its tokens."""
+        return f"session={logged_name(self.context.session_id)} turn={self.id}"
 
     @property
     def headers(self) -> dict[str, str]:

@@ -92,6 +92,10 @@ class SamplingPlan:
     stop_tokens: frozenset[int]
 
 
+NO_SAMPLING = SamplingPlan({}, temperature=0.0, top_p=1.0, excluded="command", stop_tokens=frozenset())
+"""Of an answer that no model writes."""
+
+
 def plan_sampling(
     request: ChatRequest,
     config: RuntimeConfig,

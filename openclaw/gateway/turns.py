@@ -114,13 +114,19 @@ class TurnDesk:
         return await _read_soon(self._ledger.decisions.last_certified)
 
     async def take_feedback(self, body: bytes, client: Client) -> dict[str, Any]:
-        """Record the feedback in ``body``, and return the answer.
+        """Record the feedback in ``body`` as `give` does.
 
         Raises:
-            ApiError: 400 for an empty or contradictory body, 404 for a reply that is unknown or not the client's, 500
-                if the ledger is not writable.
+            ApiError: 400 for an empty or contradictory body; what `give` raises.
         """
-        request = parse_feedback(body)
+        return await self.give(parse_feedback(body), client)
+
+    async def give(self, request: FeedbackRequest, client: Client) -> dict[str, Any]:
+        """Record feedback, and return the answer.
+
+        Raises:
+            ApiError: 404 for a reply that is unknown or not the client's, 500 if the ledger is not writable.
+        """
         feedback = Feedback(
             turn_id=request.response_id,
             created_at=self._clock(),

@@ -160,6 +160,18 @@ def relate(messages: Sequence[Message], history: History, nodes: Sequence[Node],
     return replace(relation, unlike=relation.kind == "new" and _is_unlike(messages, history, nodes, result))
 
 
+def last_reply(messages: Sequence[Message], history: History, nodes: Sequence[Node]) -> Node | None:
+    """Return the turn of the last reply to the user that a request carries, or None if it is not known."""
+    found = recognise(history, nodes)
+    if (rewritten := _rewritten(messages, history, nodes, found)) is not None:
+        found[rewritten[0].position] = rewritten[1]
+    for carried in history.replies:
+        node = found.get(carried.position)
+        if not answers_own_text(messages, carried.position) and (node is None or node.kind == "main"):
+            return node
+    return None
+
+
 def _what_followed(
     messages: Sequence[Message], history: History, nodes: Sequence[Node], found: dict[int, Node]
 ) -> Relation:

@@ -36,6 +36,7 @@ from openclaw.sessions.earlier_turns import (
     RegeneratedPolicy,
     Relation,
     RelationKind,
+    last_reply,
     relate,
     unrecognised,
 )
@@ -249,6 +250,21 @@ class TurnContext:
     unlike: bool = False
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where a conversation stands.
+
+    Attributes:
+        session_id: the stored id of its session, or None if no turn of it is recorded.
+        turn_id: the turn of its last reply to the user, or None if it is not known.
+        turns: number of recorded turns of the session.
+    """
+
+    session_id: str | None = None
+    turn_id: str | None = None
+    turns: int = 0
+
+
 class Sessions:
     """Follows every conversation; see the module's guarantees.
 
@@ -358,6 +374,27 @@ class Sessions:
             self._release(session)
             raise
         return TurnContext(session.id, kind, identity.origin, done, relation.kind, history, given, relation.unlike)
+
+    async def place(
+        self, headers: Mapping[str, str], messages: Sequence[Message], *, owner: str, body_session_id: str | None = None
+    ) -> Place:
+        """Return where a conversation of ``owner`` stands, without giving any turn a next state."""
+        identity, history = stated_identity(headers, body_session_id, messages, owner), read_history(messages, owner)
+        if identity.session_id is None:
+            session = await self._finder.by_words(history)
+        else:
+            session = await self._finder.by_id(identity.session_id)
+        try:
+            if identity.session_id is not None:
+                await self._finder.complete(session, history)
+            node = last_reply(messages, history, session.nodes)
+        finally:
+            self._release(session)
+        if session.turns:
+            return Place(session.id, node.turn_id if node else None, session.turns)
+        if session.in_flight == 0 and self._table.get(session.id) is session:
+            self._table.forget(session)
+        return Place()
 
     async def finish(self, context: TurnContext, turn: Turn) -> Turn:
         """Commit a turn and return it as `record` does; it now waits for its next state."""
