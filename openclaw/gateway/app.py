@@ -31,7 +31,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from groundwork.exceptions import ConfigError
 from openclaw.gateway.auth import Keyring
 from openclaw.gateway.chat import ChatService, Completions, count
-from openclaw.gateway.dialects import DIALECTS, TEXT
+from openclaw.gateway.dialects import DIALECTS, RESPONSES, TEXT
 from openclaw.gateway.episodes import add_episode_routes
 from openclaw.gateway.errors import answer_errors
 from openclaw.gateway.guard import Doorway, Guard
@@ -39,6 +39,7 @@ from openclaw.gateway.lessons import add_lesson_routes
 from openclaw.gateway.limits import Admission, Bodies
 from openclaw.gateway.metrics import GatewayMetrics
 from openclaw.gateway.openapi import describe
+from openclaw.gateway.response_desk import ResponseDesk, add_response_routes
 from openclaw.gateway.routes import add_model_routes, add_session_routes, add_status_routes
 from openclaw.gateway.under_way import InFlightRegistry
 
@@ -214,13 +215,21 @@ def create_app(
     )
     answer_errors(app)
     admission = Admission()
-    begins = {TEXT.path: service.text_reply}
+    desk = ResponseDesk(service, service.ledger)
+    begins = {TEXT.path: service.text_reply, RESPONSES.path: desk.begin}
     app.endpoints = {
-        dialect.path: Completions(service, dialect, begins.get(dialect.path, service.reply), admission)
+        dialect.path: Completions(
+            service,
+            dialect,
+            begins.get(dialect.path, service.reply),
+            admission,
+            desk.completed if dialect is RESPONSES else None,
+        )
         for dialect in DIALECTS
     }
     app.router.routes += [Route(path, endpoint, methods=["POST"]) for path, endpoint in app.endpoints.items()]
     add_session_routes(app, service)
+    add_response_routes(app, desk)
     add_lesson_routes(app, service.lessons)
     add_episode_routes(app, service.episodes)
     add_model_routes(app, service)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, suppress
 from dataclasses import replace
 from functools import partial
@@ -60,7 +60,7 @@ from openclaw.messages.classify import Asked, side_kind
 from openclaw.messages.commands import hear
 from openclaw.messages.hints import append_hint
 from openclaw.owners import TEXT_COMPLETION, episode_of, new_completion_id, owner_of, tool_call_id
-from openclaw.sessions import Sessions
+from openclaw.sessions import SESSION_HEADERS, Sessions
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +68,8 @@ CLOSE_SECONDS = 10.0
 Answer = Reply | CommandReply
 Begin = Callable[[Question, Mapping[str, str], Client], Answer]
 """Makes the reply to a question with a request's headers; entering it starts it."""
+LookUp = Callable[[Question, Client], Awaitable[Question]]
+"""Completes a question that names what the ledger has."""
 LARGE_PROMPT = 1 << 17
 """Characters of a prompt that is tokenised beside the others, not before them: a quarter of a second's work."""
 
@@ -105,6 +107,7 @@ class ChatService:
         """
         config.require("policy_url")
         self.config = config
+        self.ledger = ledger
         self.clock = clock
         self.metrics = metrics = GatewayMetrics(registry)
         self._topk = topk
@@ -449,9 +452,7 @@ def read_headers(headers: Mapping[str, str], request: ChatRequest) -> tuple[Any,
     kind = headers.get("x-turn-type", "").strip().lower() or request.turn_type
     if kind not in (None, "main", "side"):
         raise bad_request(f"X-Turn-Type: {kind!r} is unknown; send main or side", param="X-Turn-Type")
-    if any(
-        len(headers.get(name, "")) > SESSION_ID.most for name in ("x-session-id", "session_id", "x-session-affinity")
-    ):
+    if any(len(headers.get(name, "")) > SESSION_ID.most for name in SESSION_HEADERS):
         raise bad_request(
             f"X-Session-Id: send at most {SESSION_ID.most} characters", param="X-Session-Id", bound=SESSION_ID
         )
@@ -462,8 +463,19 @@ def read_headers(headers: Mapping[str, str], request: ChatRequest) -> tuple[Any,
 class Completions:
     """The endpoint of a dialect, as an ASGI application."""
 
-    def __init__(self, service: ChatService, dialect: Dialect, begin: Begin, admission: Admission) -> None:
-        """Create an endpoint for ``service``, whose replies ``begin`` makes; endpoints share the ``admission``."""
+    def __init__(
+        self,
+        service: ChatService,
+        dialect: Dialect,
+        begin: Begin,
+        admission: Admission,
+        look_up: LookUp | None = None,
+    ) -> None:
+        """Create an endpoint for ``service``, whose replies ``begin`` makes; endpoints share the ``admission``.
+
+        ``look_up`` is for a dialect whose bodies may name what the ledger has.
+        """
+        self._look_up = look_up
         self.path = dialect.path
         self._service = service
         self._dialect = dialect
@@ -507,7 +519,10 @@ class Completions:
             await self._admission.enter()
             question = dialect.read(body, self._service.config.context_length)
         del body
-        reply = self._begin(question, request.headers, client_of(request.scope))
+        client = client_of(request.scope)
+        if self._look_up is not None:
+            question = await self._look_up(question, client)
+        reply = self._begin(question, request.headers, client)
         if question.request.stream:
             return await _stream(self._service, request, await until_sent.enter_async_context(reply))
         async with reply:
@@ -523,11 +538,12 @@ async def _stream(service: ChatService, request: Request, reply: Answer) -> Even
     """Return the stream of a reply; before its first token the client gets heartbeats."""
 
     async def late() -> AsyncGenerator[bytes, None]:
-        yield reply.form.heartbeat()
+        if reply.error is None:
+            yield reply.heartbeat()
         try:
             await reply.begun()
         except ApiError as error:
-            yield reply.form.failure(error)
+            yield reply.failure(error)
             return
         note_reply(request.scope, reply)
         async with aclosing(reply.events()) as events:
@@ -538,12 +554,17 @@ async def _stream(service: ChatService, request: Request, reply: Answer) -> Even
         count(service.metrics, reply.error.status if reply.error else 200 if reply.recorded else status)
 
     async with Connected(request.receive):
-        begun = await reply.begun(within=service.config.keepalive_seconds)
+        try:
+            begun = await reply.begun(within=service.config.keepalive_seconds)
+        except ApiError as error:
+            if not reply.form.tells(error):
+                raise
+            begun = False
     source, headers = late(), dict[str, str]()
     if begun:
         note_reply(request.scope, reply)
         source, headers = reply.events(), reply.headers
-    return EventStream(source, reply.form, headers, ended, keepalive_seconds=service.config.keepalive_seconds)
+    return EventStream(source, reply, headers, ended, keepalive_seconds=service.config.keepalive_seconds)
 
 
 def count(metrics: GatewayMetrics, status: int) -> None:

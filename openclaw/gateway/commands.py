@@ -203,6 +203,14 @@ class CommandReply:
         self._capture.finish_reason = "stop"
         self._text, self.recorded = text, True
 
+    def heartbeat(self) -> bytes:
+        """Return what a silent stream gets."""
+        return self.form.heartbeat()
+
+    def failure(self, error: ApiError) -> bytes:
+        """Return the event that ends a stream which failed."""
+        return self.form.failure(error)
+
     async def whole(self) -> dict[str, Any]:
         """Return the answer as one JSON object."""
         return self.form.whole(self._head(), [self._capture])

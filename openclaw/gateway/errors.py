@@ -32,7 +32,7 @@ MESSAGES_PATH = "/v1/messages"
 REQUEST_SCOPE = "openclaw.request"
 """Where the guard keeps what it knows about a request (`openclaw.gateway.guard.RequestRecord`)."""
 ELSEWHERE = {
-    "/responses": "this server has no Responses API",
+    "/responses": "the base URL of this server ends in /v1",
     "/messages": "the base URL of this server ends before /v1",
     "/completions": "the base URL of this server ends in /v1",
     "/embeddings": "this server gives no embeddings",
@@ -163,6 +163,14 @@ def defect() -> ApiError:
 def stopping() -> ApiError:
     """Return the 503 for a request that this server, which ends, does not answer any more."""
     return ApiError(503, "the server is stopping; send the request again once it is back", code="server_stopping")
+
+
+CANCELLED = "response_cancelled"
+
+
+def cancelled() -> ApiError:
+    """Return the 400 for a request whose reply its client cancelled by another one."""
+    return ApiError(400, "the response was cancelled", code=CANCELLED)
 
 
 def from_engine(error: EngineError) -> ApiError:

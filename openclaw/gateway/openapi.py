@@ -9,7 +9,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from openclaw.gateway.dialects import CHAT, TEXT
+from openclaw.gateway.dialects import CHAT, RESPONSES, TEXT
+from openclaw.gateway.dialects.responses import ResponseRequest
 from openclaw.gateway.dialects.text_completions import CompletionRequest
 from openclaw.gateway.episodes import (
     EPISODES_PATH,
@@ -103,6 +104,21 @@ TEXT_COMPLETION: dict[str, Any] = {
 }
 
 
+RESPONSE: dict[str, Any] = {
+    "type": "object",
+    "required": ["id", "object", "created_at", "status", "model", "output", "usage"],
+    "properties": {
+        "id": {"type": "string"},
+        "object": {"const": "response"},
+        "created_at": {"type": "integer"},
+        "status": {"enum": ["completed", "incomplete"]},
+        "model": {"type": "string"},
+        "output": {"type": "array", "minItems": 1, "items": {"type": "object", "required": ["id", "type"]}},
+        "usage": {"type": "object", "required": ["input_tokens", "output_tokens", "total_tokens"]},
+    },
+}
+
+
 EVERY_ROUTE = (401, 403, 429, 500)
 EVERY_API_ROUTE = (400, 404, 408, 409, 413, 415, 503)
 CHAT_OPERATION = {
@@ -115,7 +131,17 @@ TEXT_OPERATION = {
     "description": "Continue a text or token ids, streamed or whole; never trained.",
     "operationId": "text_completions",
 }
-BODIES: dict[str, type[BaseModel]] = {CHAT.path: ChatRequest, TEXT.path: CompletionRequest}
+RESPONSE_OPERATION = {
+    "summary": "Responses",
+    "description": "Answer the items of a conversation, streamed or whole.",
+    "operationId": "responses",
+}
+OPERATIONS = {CHAT.path: CHAT_OPERATION, TEXT.path: TEXT_OPERATION, RESPONSES.path: RESPONSE_OPERATION}
+BODIES: dict[str, type[BaseModel]] = {
+    CHAT.path: ChatRequest,
+    TEXT.path: CompletionRequest,
+    RESPONSES.path: ResponseRequest,
+}
 BODIES |= {"/v1/feedback": FeedbackRequest}
 BODIES |= {LESSONS_PATH: LessonRequest, LESSON_PATH: LessonChange, ME_PATH: PersonChange}
 BODIES |= {EPISODES_PATH: EpisodeRequest, REWARD_PATH: RewardRequest, GROUP_CLOSE_PATH: GroupRequest}
@@ -128,6 +154,10 @@ ANSWERS: dict[str, dict[str, Any]] = {
         "application/json": {"schema": TEXT_COMPLETION},
         "text/event-stream": {"schema": {"type": "string"}},
     },
+    RESPONSES.path: {
+        "application/json": {"schema": RESPONSE},
+        "text/event-stream": {"schema": {"type": "string"}},
+    },
     "/": {"application/json": {"schema": {"type": "object"}}, "text/html": {"schema": {"type": "string"}}},
     "/metrics": {"text/plain": {"schema": {"type": "string"}}},
 }
@@ -135,7 +165,7 @@ ANSWERS: dict[str, dict[str, Any]] = {
 
 def describe(description: dict[str, Any]) -> None:
     """Add the missing parts to an OpenAPI description, in place."""
-    for path, operation in ((CHAT.path, CHAT_OPERATION), (TEXT.path, TEXT_OPERATION)):
+    for path, operation in OPERATIONS.items():
         description["paths"][path] = {"post": dict(operation, responses={"200": {"description": "The reply"}})}
     for path, operations in description["paths"].items():
         statuses = [*EVERY_ROUTE, *(EVERY_API_ROUTE if path.startswith("/v1/") else ())]

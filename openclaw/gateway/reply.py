@@ -27,12 +27,12 @@ from openclaw.engine.client import GRAMMAR_PARAMETER, EngineClient, TokenChunk
 from openclaw.exceptions import EngineError, EngineRejectedError
 from openclaw.gateway.auth import Client
 from openclaw.gateway.capture import Capture, Prompt, Step, token_counts
-from openclaw.gateway.dialects.dialect import Form, Head
-from openclaw.gateway.errors import ApiError, from_engine, from_ledger
+from openclaw.gateway.dialects.dialect import Form, Head, Writer
+from openclaw.gateway.errors import ApiError, cancelled, from_engine, from_ledger
 from openclaw.gateway.metrics import GatewayMetrics
 from openclaw.gateway.stream import LESSONS_HEADER
 from openclaw.ledger.exceptions import LedgerError
-from openclaw.ledger.records import Turn
+from openclaw.ledger.records import KeptResponse, Turn
 from openclaw.messages.fingerprint import routing_key
 from openclaw.owners import logged_name
 from openclaw.sessions import Sessions, TurnContext
@@ -135,14 +135,25 @@ class Replies:
         """Note that a client left before its reply was complete."""
         self._sessions.undelivered(context, turn_id)
 
-    async def record(self, context: TurnContext, captures: Sequence[Capture], owner: str, *, aborted: bool) -> None:
+    async def record(
+        self,
+        context: TurnContext,
+        captures: Sequence[Capture],
+        owner: str,
+        *,
+        aborted: bool,
+        kept: KeptResponse | None = None,
+    ) -> None:
         """Record the turns of a reply of ``owner``, which ends with it; an aborted one has its finish reason.
+
+        ``kept`` is what the client may ask for again.
 
         Raises:
             ApiError: if the turns could not be recorded.
         """
         finished_at = self._clock()
         turns = [capture.turn(context, finished_at) for capture in captures]
+        turns[0] = replace(turns[0], kept=kept)
         if aborted:
             turns = [replace(turn, finish_reason="abort") for turn in turns]
         try:
@@ -205,12 +216,12 @@ class Reply:
         (True, '12')
     """
 
-    captures: list[Capture]
     context: TurnContext
 
     def __init__(self, replies: Replies, prepare: Callable[[], Awaitable[Opening]], client: Client, form: Form) -> None:
         """Create a reply to ``client`` in a form that has not started; ``prepare`` renders its prompt."""
         self.form = form
+        self.captures: list[Capture] = []
         self.error: ApiError | None = None
         self.recorded = False
         self._client = client
@@ -218,6 +229,9 @@ class Reply:
         self._prepare = prepare
         self._first: Step | None = None
         self._committing = False
+        self._cancelled = False
+        self._reader: asyncio.Task[Any] | None = None
+        self._writer: Writer | None = None
 
     @property
     def _prompt(self) -> Prompt:
@@ -227,6 +241,16 @@ class Reply:
     def id(self) -> str:
         """The completion's id, which is also the id of the first choice's turn."""
         return self._prompt.id
+
+    @property
+    def owner(self) -> str:
+        """Whose reply it is."""
+        return self._client.owner
+
+    @property
+    def head(self) -> Head:
+        """What every answer says of it."""
+        return Head(self.id, self._prompt.model, self._prompt.created_at, self.weight_version)
 
     @property
     def weight_version(self) -> str:
@@ -294,8 +318,13 @@ class Reply:
         try:
             await self._begin(await self._prepare())
         except ApiError as error:
-            self.error = error
-            raise
+            self.error = self.form.named(error)
+            raise self.error from error.__cause__
+        except asyncio.CancelledError as error:
+            if not self._cancelled:
+                raise
+            self.error = cancelled()
+            raise self.error from error
 
     async def _begin(self, opening: Opening) -> None:
         """Wait for the first tokens and for the commit of what the request says about earlier turns."""
@@ -354,23 +383,41 @@ class Reply:
             async for _ in steps:
                 continue
         warning = {"warning": UNLIKE} if self.context.unlike else {}
-        return {**self.form.whole(self._head(), self.captures), **warning}
+        return {**self.form.whole(self.head, self.captures), **warning}
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Yield the reply, which has begun, as server-sent events; the last one is an error if it failed."""
-        writer = self.form.writer(self._head(), self.captures)
+        writer = self._writer = self._writer or self.form.writer(self.head, self.captures)
         try:
             async with aclosing(self._client_steps()) as steps:
                 async for step in steps:
                     if data := writer.step(step):
                         yield data
         except ApiError as error:
-            yield self.form.failure(error)
+            yield self.failure(error)
             return
         yield writer.end(self.captures)
 
-    def _head(self) -> Head:
-        return Head(self.id, self._prompt.model, self._prompt.created_at, self.weight_version)
+    def heartbeat(self) -> bytes:
+        """Return what a silent stream gets, also before the first token."""
+        if self._writer is None and self.captures:
+            self._writer = self.form.early_writer(self.head, self.captures)
+        return self.form.heartbeat() if self._writer is None else self.form.alive(self._writer)
+
+    def failure(self, error: ApiError) -> bytes:
+        """Return the event that ends a stream which failed."""
+        return self.form.failure(error) if self._writer is None else self.form.failed(self._writer, error)
+
+    def cancel(self) -> bool:
+        """Stop a reply that is under way, which is recorded as aborted; return False if it is over."""
+        if self._committing or self._cancelled:
+            return False
+        self._cancelled = True
+        if self._first is None:
+            self._opening.cancel()
+        elif self._reader is not None and self._steps.ag_running:  # otherwise it looks after its next step
+            self._reader.cancel()
+        return True
 
     async def _client_steps(self) -> AsyncGenerator[Step, None]:
         """Yield the client's pieces as they are generated, then record the turns.
@@ -379,15 +426,25 @@ class Reply:
             ApiError: if the engine failed, or the turns could not be recorded.
         """
         assert self._first is not None, "wait until the reply has begun"
+        self._reader = asyncio.current_task()
         try:
             yield self._first
             async for step in self._steps:
+                if self._cancelled:
+                    raise cancelled()
                 yield step
             self._committing = True
             await asyncio.shield(self._replies.spawn(self._commit()))
         except EngineError as error:
             self._give_up()
             self.error = from_engine(error)
+            raise self.error from error
+        except asyncio.CancelledError as error:
+            self._give_up()
+            if not self._cancelled or self._reader is None:
+                raise
+            self._reader.uncancel()
+            self.error = cancelled()
             raise self.error from error
         except BaseException as error:
             self._give_up()
@@ -409,7 +466,8 @@ class Reply:
     async def _commit(self, *, aborted: bool = False) -> None:
         """Record the turns once."""
         self._committing = True
-        await self._replies.record(self.context, self.captures, self._client.owner, aborted=aborted)
+        kept = None if aborted else self.form.kept(self.head, self.captures)
+        await self._replies.record(self.context, self.captures, self._client.owner, aborted=aborted, kept=kept)
         self.recorded = not aborted
 
     def _give_up(self) -> None:

@@ -179,6 +179,7 @@ TITLE = "OpenClaw-RL"
 ABOUT = "A model that learns from its conversations. This address serves it with OpenAI's Chat Completions API."
 ROUTES = {
     "POST /v1/chat/completions": "ask the model",
+    "POST /v1/responses": "ask it in OpenAI's Responses API",
     "POST /v1/completions": "let it continue a text, which it never learns from",
     "GET /v1/models": "its name and context length",
     "POST /v1/feedback": "a thumb or a comment on a reply",

@@ -116,18 +116,18 @@ class AtMost:
         return {"max_length" if kind in ("str", "list") else "le": self.bound.most}
 
 
-class _Strict(BaseModel):
+class StrictModel(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True)
 
 
-class Function(_Strict):
+class Function(StrictModel):
     """A function that a tool call names."""
 
     name: str = Field(min_length=1)
     arguments: str | dict[str, Any] = ""
 
 
-class ToolCall(_Strict):
+class ToolCall(StrictModel):
     """A call in an assistant message of the history."""
 
     id: str | None = None
@@ -135,28 +135,28 @@ class ToolCall(_Strict):
     function: Function
 
 
-class TextPart(_Strict):
+class TextPart(StrictModel):
     """A text part of a message's content."""
 
     type: Literal["text"]
     text: str
 
 
-class ImageUrl(_Strict):
+class ImageUrl(StrictModel):
     """A picture as a ``data:`` URL; ``detail`` may only ask for the model's own size."""
 
     url: str
     detail: Literal["auto", "high"] | None = None
 
 
-class ImagePart(_Strict):
+class ImagePart(StrictModel):
     """A picture in a message's content; audio and files are refused."""
 
     type: Literal["image_url"]
     image_url: ImageUrl
 
 
-class ChatMessage(_Strict):
+class ChatMessage(StrictModel):
     """A message of the history."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -168,7 +168,7 @@ class ChatMessage(_Strict):
     id: str | None = None
 
 
-class ToolFunction(_Strict):
+class ToolFunction(StrictModel):
     """A tool's function; ``strict`` makes the engine enforce the schema."""
 
     name: Annotated[str, Field(min_length=1, pattern=r"^[^\s<>\"\\]+$"), AtMost(NAME_CHARACTERS)]
@@ -177,27 +177,27 @@ class ToolFunction(_Strict):
     strict: bool | None = None
 
 
-class Tool(_Strict):
+class Tool(StrictModel):
     """A tool that the model may call."""
 
     type: Literal["function"]
     function: ToolFunction
 
 
-class NamedFunction(_Strict):
+class NamedFunction(StrictModel):
     """The function of a tool choice."""
 
     name: Annotated[str, AtMost(NAME_CHARACTERS)]
 
 
-class NamedTool(_Strict):
+class NamedTool(StrictModel):
     """A tool choice that requires a call to one function."""
 
     type: Literal["function"]
     function: NamedFunction
 
 
-class JsonSchema(_Strict):
+class JsonSchema(StrictModel):
     """The schema that a reply must follow, ``strict`` or not."""
 
     name: Annotated[str, AtMost(NAME_CHARACTERS)]
@@ -205,21 +205,21 @@ class JsonSchema(_Strict):
     strict: bool | None = None
 
 
-class ResponseFormat(_Strict):
+class ResponseFormat(StrictModel):
     """The required form of the reply."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
 
-class StreamOptions(_Strict):
+class StreamOptions(StrictModel):
     """Options of a streamed reply."""
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
 
 
-class SamplingRequest(_Strict):
+class SamplingRequest(StrictModel):
     """What a request may say whatever its prompt is: how to sample and to send the replies, and whose session it is."""
 
     model: Annotated[str, AtMost(MODEL_CHARACTERS)] | None = None
@@ -370,7 +370,19 @@ def parse_request(body: bytes, context_length: int | None = None) -> tuple[ChatR
     Raises:
         ApiError: 400, naming the invalid parameter.
     """
-    values = parameters(body, "messages", ChatRequest, ADVICE)
+    return read_values(parameters(body, "messages", ChatRequest, ADVICE), context_length)
+
+
+def read_values(values: dict[str, Any], context_length: int | None = None) -> tuple[ChatRequest, dict[str, Any]]:
+    """Return the validated request of known parameters, and the parameters without what this server does not read.
+
+    Args:
+        values: the parameters, null ones left out; this changes it.
+        context_length: as for `parse_request`.
+
+    Raises:
+        ApiError: 400, naming the invalid parameter.
+    """
     for name, known in (("messages", known_messages), ("tools", known_tools)):
         if name in values:
             values[name] = known(values[name])

@@ -13,13 +13,13 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from types import TracebackType
+from typing import Protocol
 
 import orjson
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from openclaw.gateway.dialects.dialect import Form
-from openclaw.gateway.errors import CLIENT_GONE, ClientGoneError, stopping
+from openclaw.gateway.errors import CLIENT_GONE, ApiError, ClientGoneError, stopping
 
 LESSONS_HEADER = "x-openclaw-lessons"
 """Of a request: ``on`` or ``off``; of an answer: how many lessons its prompt had."""
@@ -93,6 +93,18 @@ async def _wait_until_gone(receive: Receive) -> None:
         continue
 
 
+class Voice(Protocol):
+    """What a stream says by itself."""
+
+    def heartbeat(self) -> bytes:
+        """Return what a silent stream gets."""
+        ...
+
+    def failure(self, error: ApiError) -> bytes:
+        """Return the event that ends a stream which failed."""
+        ...
+
+
 class EventStream(Response):
     """Sends the events of ``source`` until it ends or the client disconnects."""
 
@@ -101,7 +113,7 @@ class EventStream(Response):
     def __init__(
         self,
         source: AsyncGenerator[bytes, None],
-        form: Form,
+        voice: Voice,
         headers: dict[str, str],
         on_end: Callable[[int], None],
         *,
@@ -111,7 +123,7 @@ class EventStream(Response):
 
         Args:
             source: the events.
-            form: gives heartbeats and the event of a server that stops.
+            voice: gives heartbeats and the event of a server that stops.
             headers: of the response.
             keepalive_seconds: silence after which a heartbeat is sent.
             on_end: called once at the end, even if ``source`` was never read: with 200 if everything was sent, 499 if the
@@ -120,7 +132,7 @@ class EventStream(Response):
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
         del self.headers["content-length"]
         self._source = source
-        self._form = form
+        self._voice = voice
         self._on_end = on_end
         self._keepalive_seconds = keepalive_seconds
 
@@ -139,7 +151,7 @@ class EventStream(Response):
             raise
         except asyncio.CancelledError:  # the time that the server gives its last requests is over
             status = 503
-            await send({"type": "http.response.body", "body": self._form.failure(stopping()), "more_body": False})
+            await send({"type": "http.response.body", "body": self._voice.failure(stopping()), "more_body": False})
         except Exception:
             status = 500
             raise
@@ -148,7 +160,7 @@ class EventStream(Response):
 
     async def _send(self, source: AsyncGenerator[bytes, None], receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        heartbeats = Heartbeats(send, self._keepalive_seconds, self._form.heartbeat)
+        heartbeats = Heartbeats(send, self._keepalive_seconds, self._voice.heartbeat)
         try:
             async with Connected(receive):
                 async for data in source:

@@ -9,9 +9,10 @@ Guarantees: a next state is committed before the reply to it begins. May import 
 from __future__ import annotations
 
 from openclaw.sessions.earlier_turns import RegeneratedPolicy
-from openclaw.sessions.follow import Identity, Place, Sessions, TurnContext, is_retry, stated_identity
+from openclaw.sessions.follow import SESSION_HEADERS, Identity, Place, Sessions, TurnContext, is_retry, stated_identity
 
 __all__ = [
+    "SESSION_HEADERS",
     "Identity",
     "Place",
     "RegeneratedPolicy",

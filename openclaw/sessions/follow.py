@@ -51,6 +51,9 @@ from openclaw.sessions.table import (
     node_of_turn,
 )
 
+AFFINITY_HEADERS = ("session_id", "session-id", "x-session-affinity")
+SESSION_HEADERS = ("x-session-id", "thread-id", *AFFINITY_HEADERS)
+"""Those that may name a session."""
 AFFINITY_SUFFIX = re.compile(r":\d+$")
 RETRY_COUNT = "x-stainless-retry-count"
 Origin = Literal["header", "body", "affinity", "runtime", "fingerprint"]
@@ -69,8 +72,9 @@ def stated_identity(
 ) -> Identity:
     """Return a request's session from the most trusted source; it is always a session of ``owner``.
 
-    Header ``X-Session-Id``; ``session_id`` in the body; the affinity headers ``session_id`` and ``x-session-affinity``
-    without their ``:<n>``; ``sessionId=`` in the Runtime line of OpenClaw's first user message.
+    Header ``X-Session-Id``; ``session_id`` in the body; Codex's header ``thread-id``, which names one conversation; the
+    affinity headers ``session_id``, ``session-id`` and ``x-session-affinity`` without their ``:<n>``; ``sessionId=`` in the
+    Runtime line of OpenClaw's first user message.
     """
     stated, origin = _stated(headers, body_session_id, messages)
     return Identity(stored_id(owner, kept_id(stated)) if stated else None, origin)
@@ -83,7 +87,9 @@ def _stated(
         return stated, "header"
     if body_session_id:
         return body_session_id, "body"
-    if affinity := headers.get("session_id") or headers.get("x-session-affinity"):
+    if thread := headers.get("thread-id"):
+        return thread, "header"
+    if affinity := next((headers[name] for name in AFFINITY_HEADERS if headers.get(name)), None):
         return AFFINITY_SUFFIX.sub("", affinity), "affinity"
     stated = runtime_session(messages)
     if stated and len(stated) <= SESSION_ID.most:

@@ -1,7 +1,7 @@
 """Dialects: the APIs in which clients ask, each one small module around the one form that the rest of the gateway knows.
 
 `dialect` says what a dialect is. `chat` is OpenAI's chat completions, whose request is the canonical form;
-`text_completions` continues texts. Guarantees: reading a body and writing an answer are pure; nothing behind
+`text_completions` continues texts; `responses` is OpenAI's Responses API. Guarantees: reading a body and writing an answer are pure; nothing behind
 a dialect knows which one it was.
 """
 
@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from openclaw.gateway.dialects.chat import CHAT
 from openclaw.gateway.dialects.dialect import Dialect
+from openclaw.gateway.dialects.responses import RESPONSES
 from openclaw.gateway.dialects.text_completions import TEXT
 
-DIALECTS: tuple[Dialect, ...] = (CHAT, TEXT)
+DIALECTS: tuple[Dialect, ...] = (CHAT, TEXT, RESPONSES)
 """All of them; the place of one is how the worker of large bodies knows it."""
-EPISODE_DIALECTS: tuple[Dialect, ...] = (CHAT,)
+EPISODE_DIALECTS: tuple[Dialect, ...] = (CHAT, RESPONSES)
 """Those in which the agent of an episode may ask: their turns are trained."""
 
-__all__ = ["CHAT", "DIALECTS", "EPISODE_DIALECTS", "TEXT", "Dialect"]
+__all__ = ["CHAT", "DIALECTS", "EPISODE_DIALECTS", "RESPONSES", "TEXT", "Dialect"]

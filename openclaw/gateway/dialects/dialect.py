@@ -18,6 +18,7 @@ import orjson
 from openclaw.gateway.capture import Capture, Step
 from openclaw.gateway.errors import ApiError
 from openclaw.gateway.schema import ChatRequest, validated
+from openclaw.ledger.records import KeptResponse
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,30 @@ class Form(Protocol):
     def failure(self, error: ApiError) -> bytes:
         """Return the event that ends a stream which failed."""
         ...
+
+    def early_writer(self, head: Head, captures: Sequence[Capture]) -> Writer | None:
+        """Return the writer of a stream that waits for its first token, if it has something to say before; else None."""
+        return None
+
+    def alive(self, writer: Writer) -> bytes:
+        """Return what a silent stream of ``writer`` gets."""
+        return self.heartbeat()
+
+    def failed(self, writer: Writer, error: ApiError) -> bytes:
+        """Return the event that ends a stream of ``writer`` which failed."""
+        return self.failure(error)
+
+    def named(self, error: ApiError) -> ApiError:
+        """Return an error about the canonical form as one about the client's own parameters."""
+        return error
+
+    def tells(self, error: ApiError) -> bool:
+        """Return whether a stream that never began tells this error, instead of an HTTP status."""
+        return False
+
+    def kept(self, head: Head, captures: Sequence[Capture]) -> KeptResponse | None:
+        """Return what the client may ask for again."""
+        return None
 
 
 @dataclass(frozen=True)

@@ -104,7 +104,7 @@ async def test_each_route_that_it_names_is_there(stack: Stack) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "words"),
     [
-        ("POST", "/v1/responses", "no Responses API"),
+        ("POST", "/responses", "ends in /v1"),
         ("POST", "/v1/messages", "no Messages API"),
         ("POST", "/completions", "the base URL of this server ends in /v1"),
         ("POST", "/v1/embeddings", "gives no embeddings"),

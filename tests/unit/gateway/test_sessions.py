@@ -23,6 +23,8 @@ OPENCLAW = {"role": "system", "content": "<!-- x -->\nYou are a personal assista
         ({"x-session-id": "a", "session_id": "b:1"}, "c", RUNTIME, ("a", "header")),
         ({"session_id": "b:1"}, "c", RUNTIME, ("c", "body")),
         ({"session_id": "b:12", "x-session-affinity": "d:1"}, None, RUNTIME, ("b", "affinity")),
+        ({"thread-id": "t", "session-id": "tree", "session_id": "b"}, None, RUNTIME, ("t", "header")),
+        ({"session-id": "tree"}, None, RUNTIME, ("tree", "affinity")),
         ({"x-session-affinity": "d"}, None, RUNTIME, ("d", "affinity")),
         ({}, None, RUNTIME, ("from-runtime", "runtime")),
         ({}, None, f"hi\n\nRuntime: agent=main | sessionId={'x' * 257}", (None, "fingerprint")),
