@@ -53,6 +53,7 @@ QUESTIONS = 16
 SERVED_TURNS = 200
 POLL_SECONDS = 0.2
 ANSWER_SECONDS = 120.0
+FORGOTTEN = "the samples of its batch were deleted meanwhile"
 
 
 @dataclass(frozen=True)
@@ -290,7 +291,7 @@ class Gate:
         if self._args.adapter_per_person:
             person = patiently(lambda: ledger.samples.person_of(rollout_id))
             if person is None:
-                return Decision(False, "the samples of its batch were deleted meanwhile")
+                return Decision(False, FORGOTTEN)
         if policies.serving.version == policies.candidate.version and not bounds.gate_certificate:
             return Decision(True, "every step was skipped, so the weights are the same")
         first_turn = patiently(lambda: ledger.decisions.middle_turn(rollout_id))
@@ -301,6 +302,8 @@ class Gate:
             answers = [policy.ask(questions.probes) if questions.probes else [] for policy in policies]
             evidence = questions.evidence(*answers)
             serving = patiently(lambda: self._serving(rollout_id, policies.serving.version, person))
+            if serving is None:
+                return Decision(False, FORGOTTEN)
             evidence = patiently(partial(self._with_earlier, evidence, serving))
             finding = decide_on(evidence, bounds)
             if patiently(lambda: ledger.decisions.probe_window(first_turn, person)) == window:
@@ -330,23 +333,33 @@ class Gate:
         why = patiently(lambda: self._why(rollout_id, finding, policies, flags, person))
         metrics = {**finding.metrics, "gate/seconds": time.monotonic() - started, "gate/certificate_seconds": seconds}
         decision = Decision(finding.accepted, why, metrics)
-        patiently(
+        recorded = patiently(
             lambda: self._record(
                 rollout_id, first_turn, policies, finding, decision, evidence, serving, certificate, flags
             )
         )
-        return decision
+        return decision if recorded else Decision(False, FORGOTTEN)
 
-    def _serving(self, rollout_id: int, version: str, person: str | None) -> DecisionRecord:
-        """Return the decision that let the serving version serve; record a start if there is none."""
+    def _serving(self, rollout_id: int, version: str, person: str | None) -> DecisionRecord | None:
+        """Return the decision that let the serving version serve; record a start if there is none.
+
+        None, with nothing recorded, if the person was forgotten meanwhile.
+        """
         decisions = self._ledger.decisions
-        serving = decisions.serving(person)
-        if serving is None or serving.weight_version != version:
-            before = rollout_id - 1 if person is None else decisions.last_batch(person)
-            decisions.record(before, "start", version, "the weights of the first comparison", person=person)
+        with self._ledger.transaction():
+            if self._forgotten(rollout_id, person):
+                return None
             serving = decisions.serving(person)
+            if serving is None or serving.weight_version != version:
+                before = rollout_id - 1 if person is None else decisions.last_batch(person)
+                decisions.record(before, "start", version, "the weights of the first comparison", person=person)
+                serving = decisions.serving(person)
         assert serving is not None
         return serving
+
+    def _forgotten(self, rollout_id: int, person: str | None) -> bool:
+        """Return whether somebody has forgotten the person of a batch, whose samples then are gone."""
+        return person is not None and self._ledger.samples.person_of(rollout_id) != person
 
     def _with_earlier(self, evidence: Evidence, serving: DecisionRecord) -> Evidence:
         """Return the evidence with the scores of the last accepted versions but the serving one."""
@@ -370,22 +383,29 @@ class Gate:
         serving: DecisionRecord,
         certificate: Certificate,
         flags: Sequence[str],
-    ) -> None:
-        """Record a decision with its certificate, the flags that alone refused, and the probes' scores under both versions."""
+    ) -> bool:
+        """Record a decision with its certificate, the flags that alone refused, and the probes' scores under both versions.
+
+        Return False, with nothing recorded, if the person was forgotten meanwhile.
+        """
         probes = [item for item in evidence.scored if item.liked is not None]
-        self._ledger.decisions.record(
-            rollout_id,
-            "step" if decision.accepted else "refused",
-            policies.candidate.version,
-            decision.why,
-            by_margin=finding.by_margin,
-            metrics={**decision.metrics, **{f"{UNUSED}{flag}": 1.0 for flag in flags}},
-            first_turn=first_turn,
-            scores={probe.turn_id: probe.candidate for probe in probes} if decision.accepted else {},
-            serving=(serving.number, {probe.turn_id: probe.serving for probe in probes}),
-            certificate=certificate.to_dict() if certificate.lines else None,
-            person=serving.person,
-        )
+        with self._ledger.transaction():
+            if self._forgotten(rollout_id, serving.person):
+                return False
+            self._ledger.decisions.record(
+                rollout_id,
+                "step" if decision.accepted else "refused",
+                policies.candidate.version,
+                decision.why,
+                by_margin=finding.by_margin,
+                metrics={**decision.metrics, **{f"{UNUSED}{flag}": 1.0 for flag in flags}},
+                first_turn=first_turn,
+                scores={probe.turn_id: probe.candidate for probe in probes} if decision.accepted else {},
+                serving=(serving.number, {probe.turn_id: probe.serving for probe in probes}),
+                certificate=certificate.to_dict() if certificate.lines else None,
+                person=serving.person,
+            )
+        return True
 
     def _why(
         self, rollout_id: int, finding: Finding, policies: Policies, flags: Sequence[str], person: str | None

@@ -14,10 +14,11 @@ from contextlib import closing
 from groundwork.command_line import CommandLine
 from groundwork.paused import WITHOUT_NAME
 from openclaw.gate.versions import RunFolder, open_run
+from openclaw.ledger.decisions import DecisionRecord
 from openclaw.ledger.exceptions import LedgerError
 from openclaw.ledger.store import Ledger
+from openclaw.runtime.adapters import BASE_VERSION, accepted_versions
 from openclaw.runtime.where import add_person, add_run
-from openclaw.training.adapters import BASE_VERSION, accepted_versions
 from slime.exceptions import PeopleError
 from slime.updates.rollback import ask_rollback, asked_rollback
 
@@ -49,16 +50,22 @@ def why_not(run: RunFolder, version: str, person: str | None) -> str | None:
     )
 
 
-def wait_until_done(run: RunFolder, rollbacks: int, tell: Callable[[str], None]) -> int:
+def rollbacks_of(ledger: Ledger, person: str | None) -> list[DecisionRecord]:
+    """Return the rollbacks of a person's adapter, or of everybody's weights, oldest first."""
+    return ledger.decisions.all("AND kind = 'rollback' AND person IS ? ORDER BY number", (person,))
+
+
+def wait_until_done(run: RunFolder, rollbacks: int, person: str | None, tell: Callable[[str], None]) -> int:
     """Wait until the run has acted on the note; return the exit code.
 
     Args:
         run: that is up.
-        rollbacks: number of rollbacks in its ledger before.
+        rollbacks: number of rollbacks in its ledger before, of the person.
+        person: whose adapter goes back; None: everybody's weights do.
         tell: takes lines about the progress.
     """
     started = reported = time.monotonic()
-    while asked_rollback(run.folder) is not None:
+    while asked_rollback(run.folder, person) is not None:
         if not run.is_up():
             tell(f"the run in {run.folder} has ended meanwhile; it goes back when it is resumed")
             return 0
@@ -67,7 +74,7 @@ def wait_until_done(run: RunFolder, rollbacks: int, tell: Callable[[str], None])
             tell(f"waiting for the run to go back, {reported - started:.0f} s: it finishes its step first")
         time.sleep(POLL_SECONDS)
     with closing(Ledger(run.ledger)) as ledger:
-        done = ledger.decisions.all("AND kind = 'rollback' ORDER BY number")
+        done = rollbacks_of(ledger, person)
     if len(done) <= rollbacks:
         print(f"the run did not go back; the last lines in {run.folder} say why", file=sys.stderr)
         return 1
@@ -92,13 +99,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(problem, file=sys.stderr)
             return 2
         with closing(Ledger(run.ledger)) as ledger:
-            rollbacks = len(ledger.decisions.all("AND kind = 'rollback'"))
+            rollbacks = len(rollbacks_of(ledger, options.person))
         ask_rollback(run.folder, options.to, options.person)
         if not run.is_up():
             print(f"the run in {run.folder} is down; it goes back to version {options.to} when it is resumed")
             return 0
         print(f"asked the run to go back to version {options.to}", flush=True)
-        return wait_until_done(run, rollbacks, lambda line: print(line, flush=True))
+        return wait_until_done(run, rollbacks, options.person, lambda line: print(line, flush=True))
     except (LedgerError, PeopleError) as error:
         print(error, file=sys.stderr)
         return 2

@@ -29,6 +29,7 @@ from openclaw.config.runtime_variables import GateVariables
 from openclaw.ledger.decisions import DecisionRecord, Kind
 from openclaw.ledger.exceptions import LedgerError, UnknownRecordError
 from openclaw.ledger.store import Ledger
+from openclaw.runtime.adapters import accepted_versions
 from openclaw.runtime.where import (
     ARGUMENTS_NAME,
     CHECKPOINTS_NAME,
@@ -38,10 +39,9 @@ from openclaw.runtime.where import (
     find_ledger,
     gate_command,
 )
-from openclaw.training.adapters import accepted_versions
 from slime.checkpoints.versions import SavedVersion, saved_versions
 from slime.exceptions import PeopleError
-from slime.updates.rollback import asked_rollback
+from slime.updates.rollback import asked_rollbacks
 
 SAVE_LOCK = "save.lock"
 HOLDER = re.compile(r"process (?P<pid>\d+) on (?P<host>[^,]+),")
@@ -258,8 +258,8 @@ def show(run: RunFolder, ledger: Ledger, *, as_json: bool, person: str | None = 
     offers = [(each, offer) for each, offer in offers if offer is not None and (person is None or each == person)]
     lines = [f"{offer}, type: {gate_command('accept', run.folder, each)}" for each, offer in dict(offers).items()]
     offered = "\n".join(lines) or None
-    note = asked_rollback(run.folder)
-    asked = None if note is None else note.version
+    notes = [note for note in asked_rollbacks(run.folder) if person is None or note.person == person]
+    asked = notes[0].version if notes else None
     if as_json:
         rows = [asdict(version) for version in versions]
         for row in rows if person is None and not any(row["person"] is not None for row in rows) else ():
@@ -273,8 +273,9 @@ def show(run: RunFolder, ledger: Ledger, *, as_json: bool, person: str | None = 
     console.print(table(versions))
     for line in refusal_lines(versions):
         console.print(line, markup=False, soft_wrap=True)
-    if asked is not None:
-        waits = f"it was asked to go back to version {asked}, which it does within seconds, or when it is resumed"
+    for note in notes:
+        whose = "" if note.person is None else f" of {note.person or WITHOUT_NAME}"
+        waits = f"it was asked to go back to version {note.version}{whose}, which it does within seconds, or when it is resumed"
         console.print(waits, markup=False, soft_wrap=True)
     if offered:
         console.print(offered, markup=False, soft_wrap=True)

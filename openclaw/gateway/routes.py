@@ -118,7 +118,9 @@ def add_status_routes(app: FastAPI, service: ChatService, registry: CollectorReg
         body |= {"people_paused": held} if held else {}
         body |= {} if offer is None else {"gate": f"{offer}, type: openclaw-rl accept RUN"}
         certifies = config.run_dir and config.gate_certificate
-        last = await service.turns.certified() if certifies else None
+        last = await service.turns.certified(None) if certifies else None
+        refused = await service.turns.people_refused() if certifies else 0
+        body |= {"people_refused": refused} if refused else {}
         causes = last.certificate["causes"] if last is not None and last.certificate is not None else []
         if last is not None and causes:
             body["certificate"] = f"the update of batch {last.rollout_id} does not serve: {'; '.join(causes)}"

@@ -109,9 +109,16 @@ class TurnDesk:
         """Return the change that a person may accept (`openclaw.gate`), or None; None if the ledger cannot be read soon."""
         return await _read_soon(partial(self._ledger.decisions.offer, fewest))
 
-    async def certified(self) -> DecisionRecord | None:
-        """Return the newest update with a certificate; None without one, or if the ledger cannot be read soon."""
-        return await _read_soon(self._ledger.decisions.last_certified)
+    async def certified(self, *whose: str | None) -> DecisionRecord | None:
+        """Return the newest update with a certificate; None without one, or if the ledger cannot be read soon.
+
+        ``whose``: see `Decisions.last_certified`.
+        """
+        return await _read_soon(partial(self._ledger.decisions.last_certified, *whose))
+
+    async def people_refused(self) -> int:
+        """Return the number of people whose adapter's newest certificate is red; 0 if the ledger cannot be read soon."""
+        return await _read_soon(self._ledger.decisions.people_with_red_certificate) or 0
 
     async def take_feedback(self, body: bytes, client: Client) -> dict[str, Any]:
         """Record the feedback in ``body`` as `give` does.

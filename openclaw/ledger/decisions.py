@@ -260,10 +260,22 @@ class Decisions:
             [(number, score, turn_id) for turn_id, score in scores.items()],
         )
 
-    def last_certified(self) -> DecisionRecord | None:
-        """Return the newest decision with a certificate."""
-        result = self.all("AND certificate IS NOT NULL ORDER BY number DESC LIMIT 1")
+    def last_certified(self, *whose: str | None) -> DecisionRecord | None:
+        """Return the newest decision with a certificate.
+
+        ``whose``: about this person's adapter, or with None about the weights that everybody shares; without it about any.
+        """
+        own = "AND person IS ?" if whose else ""
+        result = self.all(f"AND certificate IS NOT NULL {own} ORDER BY number DESC LIMIT 1", whose)
         return result[0] if result else None
+
+    def people_with_red_certificate(self) -> int:
+        """Return the number of people whose own adapter's newest certificate is red."""
+        return self._database.rows(
+            "SELECT COUNT(*) AS n FROM decisions WHERE json_array_length(certificate, '$.causes') > 0 AND number IN"
+            " (SELECT MAX(number) FROM decisions WHERE certificate IS NOT NULL AND person IS NOT NULL"
+            " AND undone_at IS NULL GROUP BY person)"
+        )[0]["n"]
 
     def judge_answers(self, person: str | None = None) -> JudgeAnswers:
         """Return how many judge answers were asked for since the last decided update, and how many of them are lost.
@@ -578,9 +590,12 @@ class Decisions:
         return rows[0]["rollout_id"] if rows else -1 if weight_version == "0" else None
 
     def last_batch(self, person: str) -> int:
-        """Return the last batch that a person's adapter was trained with; -1 before the first."""
+        """Return the last batch that a person's adapter was trained with, its step told or in a checkpoint; -1 before the first."""
         rows = self._database.rows(
-            "SELECT COALESCE(MAX(rollout_id), -1) AS last FROM steps WHERE person = ? AND undone_at IS NULL", (person,)
+            "SELECT COALESCE(MAX(rollout_id), -1) AS last FROM ("
+            "SELECT rollout_id FROM steps WHERE person = ? AND undone_at IS NULL"
+            " UNION ALL SELECT rollout_id FROM samples WHERE person = ? AND state = 'trained')",
+            (person, person),
         )
         return rows[0]["last"]
 
@@ -630,9 +645,14 @@ def people_of_steps(connection: sqlite3.Connection) -> list[str | None]:
 
 def _batches_of(person: str | None) -> tuple[str, tuple[str, ...]]:
     """Return the SQL condition that ``rollout_id`` is a batch of a person's adapter, or of nobody's with None, and its parameters."""
-    whose = "IS NOT NULL" if person is None else "= ?"
-    batches = f"(SELECT rollout_id FROM steps WHERE person {whose} UNION SELECT rollout_id FROM decisions WHERE person {whose})"
-    return (f"rollout_id NOT IN {batches}", ()) if person is None else (f"rollout_id IN {batches}", (person, person))
+    batches = "SELECT rollout_id FROM {} WHERE person {}"
+    if person is None:
+        told = " UNION ".join(batches.format(table, "IS NOT NULL") for table in ("steps", "decisions"))
+        return f"rollout_id NOT IN ({told})", ()
+    tables = ("steps", "decisions", "samples")  # a run that stops may tell of a step never
+    return f"rollout_id IN ({' UNION '.join(batches.format(table, '= ?') for table in tables)})", (person,) * len(
+        tables
+    )
 
 
 def line_of(

@@ -488,7 +488,7 @@ def build(run: RunFolder, owner: str | None = None) -> Report:
             "updates": ledger.views.step_count(),
             "gate": gate,
             "decisions": decided,
-            "certificate": ledger.decisions.last_certified() if owner is None else None,
+            "certificate": ledger.decisions.last_certified(*([] if owner is None else [root(owner)])),
             "faults": faults(run, ledger, totals, series) if owner is None else [],
             "episodes": episodes(ledger, owner),
             "start": start_timeline.rows(run.start) if owner is None else [],

@@ -1,8 +1,8 @@
 """``openclaw-rl forget RUN --person NAME`` and ``export RUN --person NAME --to DIR``: all of one person, and leaving with an adapter.
 
 Guarantees: after a deletion no file of the run has a byte of the person's words, and no version of their adapter is left; a run that
-is up goes on, and its trainer begins anew with the person. What is deleted comes in an order in which a process that ends
-between two parts leaves nothing that serves or is trained; repeating the command deletes the rest.
+is up goes on, and its trainer begins anew with the person. A process that ends in between leaves nothing that serves; repeating
+the command deletes the rest.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Iterable
 from contextlib import closing
 
 from groundwork.exceptions import ConfigError
-from groundwork.paused import WITHOUT_NAME, resume
+from groundwork.paused import WITHOUT_NAME
 from openclaw.ledger.exceptions import UnknownRecordError
 from openclaw.ledger.views import counted
 from openclaw.runs.folder import open_run
-from openclaw.training.adapters import export_adapter, forget_adapter
+from openclaw.runtime.adapters import export_adapter, forget_all
 
 
 def forget_person(options: argparse.Namespace) -> Iterable[str]:
@@ -28,10 +28,7 @@ def forget_person(options: argparse.Namespace) -> Iterable[str]:
     run, person = open_run(options.ledger), options.person
     name = person or WITHOUT_NAME
     with closing(run.open_ledger()) as ledger:
-        gone = ledger.sessions.forget_person(person)
-        adapter = run.folder is not None and forget_adapter(run.folder, person)
-        if run.folder is not None:
-            resume(run.folder, person)
+        gone, adapter = forget_all(ledger, run.folder, run.trainer_arguments().save, person)
         yield f"deleted {counted(gone.turns, 'turn')} and {counted(gone.samples, 'sample')} of {name}, with all lessons"
         for backup in ledger.sessions.erase():
             yield f"deleted {backup}, a backup of the file from before a migration"

@@ -34,10 +34,10 @@ from openclaw.ledger.turns import NO_PICTURE
 from openclaw.ledger.views import counted
 from openclaw.method import maker, trains_rewards
 from openclaw.owners import owner_of, root
+from openclaw.runtime.adapters import BASE_VERSION, accepted_versions, batch_of, forget_adapter
 from openclaw.runtime.process import RuntimeSupervisor
 from openclaw.runtime.start import start_runtime
 from openclaw.runtime.where import RUNTIME_LOG_NAME, chat_command, inspect_command, ledger_path, shown_path
-from openclaw.training.adapters import BASE_VERSION, batch_of, forget_adapter
 from openclaw.training.live import LiveRollout
 from openclaw.training.live_arguments import check_arguments
 from openclaw.training.pace import Due, Pace, PaceSettings
@@ -219,14 +219,17 @@ class LedgerDataSource(DataSource):
         trained = now if trained_at is None else trained_at
 
         def record() -> None:
-            person = self.person_of(rollout_id)
+            with self.ledger.transaction():  # nobody forgets the person in between
+                record_of(self.person_of(rollout_id))
+
+        def record_of(person: str | None) -> None:
             if self.per_person and person is None:
                 logger.warning("rollout %d: its samples were deleted meanwhile, so its step is nobody's", rollout_id)
                 return
             _, collected = self._people.get(rollout_id, (None, trained))
             if person is not None and not self.ledger.sessions.knows(person, collected):
                 logger.warning("rollout %d: its person was forgotten meanwhile, so the adapter goes, too", rollout_id)
-                forget_adapter(self.args.run_dir, person)
+                forget_adapter(self.args.run_dir, self.args.save, person)
                 return
             self.ledger.samples.record_step(rollout_id, str(version), trained, now, person)
 
@@ -270,6 +273,8 @@ class LedgerDataSource(DataSource):
 
         def record() -> int:
             decisions = self.ledger.decisions
+            if not self.ledger.sessions.knows(person, time.time()) and not accepted_versions(self.args.run_dir, person):
+                return 0  # forgotten meanwhile
             back, last = decisions.batch_of_version(person, str(to_version)), decisions.last_batch(person)
             if back is None:  # a run that stopped after the checkpoint did not tell that it serves
                 back = batch_of(self.args.run_dir, person, str(to_version))

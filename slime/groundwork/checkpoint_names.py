@@ -23,6 +23,8 @@ NEWEST_VERSIONS = "newest_versions"
 """Beside it, by mark: the highest number that any version of the person had, a refused one included."""
 STATE_OF_PERSON = "state.json"
 """In the folder of a person's version: what `slime.backends.trainer.rank` says in a checkpoint's ``meta.json``."""
+FORGOTTEN = "forgotten"
+"""In it: how often the person had been forgotten when this state began (`slime.weight_sync.people`)."""
 NAMED = re.compile(r"checkpoint-(\d{1,9}|latest)")
 SHOWN_NUMBERS = 5
 

@@ -79,6 +79,10 @@ class PeopleError(SlimeError, RuntimeError):
     """The book of people's adapters is unreadable, or what it should name is not on disk."""
 
 
+class ForgottenError(PeopleError):
+    """A version is of before its person was forgotten."""
+
+
 class HttpStatusError(SlimeError, RuntimeError):
     """A server answered with an error status.
 

@@ -17,7 +17,7 @@ from lab.testkit.live_run import LiveRun, talk, wait_until
 from openclaw.gate import rollback
 from openclaw.inspect import main
 from openclaw.ledger.store import Ledger
-from openclaw.training.adapters import accepted_versions
+from openclaw.runtime.adapters import accepted_versions
 from slime.weight_sync import people
 
 KEYS = {"alice": "key-of-alice-0123456789", "bob": "key-of-bob-0123456789"}

@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
-from groundwork.checkpoint_names import LATEST
+from groundwork.checkpoint_names import LATEST, META, NEWEST_VERSIONS, PEOPLE
+from groundwork.private_files import write_note
 
 
 class SavedVersion(NamedTuple):
@@ -80,6 +81,17 @@ def superseded_of_critic(root: Path, iteration: int, keep: int, policy: Path) ->
         return []
     folders = [folder for folder in checkpoint_folders(root) if _iteration_of(folder) <= iteration]
     return [folder for folder in folders[:-keep] if not (policy / folder.name).is_dir()]
+
+
+def forget_person(root: Path, mark: str) -> None:
+    """Strike a person out of all checkpoints under ``root`` that name everybody's adapters; the others stay as they are."""
+    for file in root.glob(f"iter_*/{META}"):
+        try:
+            meta = json.loads(file.read_text())
+            if [part for part in (PEOPLE, NEWEST_VERSIONS) if meta.get(part, {}).pop(mark, None) is not None]:
+                write_note(file, meta)
+        except FileNotFoundError:
+            continue  # deleted meanwhile, by the trainer
 
 
 def _iteration_of(folder: Path) -> int:

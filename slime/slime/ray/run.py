@@ -43,7 +43,7 @@ from slime.ray.save_lock import own_save_folders
 from slime.ray.trainer import Trainer
 from slime.rollout.data_source import Story
 from slime.updates.policy_engines import Engines
-from slime.updates.rollback import forget_rollback
+from slime.updates.rollback import forget_rollbacks
 from slime.updates.update import Update
 from slime.updates.updates import Updates
 from slime.utils import logging_utils
@@ -197,7 +197,7 @@ class Run:
         self._resources.callback(watch.close)
         self.updates.fuses.at_start()
         if not args.resume:
-            forget_rollback(args.run_dir)
+            forget_rollbacks(args.run_dir)
         logging_utils.init_tracking(args)
         self._resources.callback(logging_utils.finish_tracking, args)
         self._resources.callback(self.processes.dispose_manager)

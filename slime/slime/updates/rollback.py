@@ -1,5 +1,7 @@
 """Going back to an earlier weight version on command: ``rollback.json`` in the run's folder asks for it, and the driver follows.
 
+With an adapter per person each person has a note of their own, ``rollback-MARK.json``; the oldest is followed first.
+
 Guarantees: the note is there until the driver has saved what it went back to, or has said why it cannot, whichever process ends
 meanwhile. So a run that loses a process, or starts again, goes back too; any other failure removes the note, so that it is not
 met again at each start. A version that no checkpoint holds changes nothing and is told with one line. Anybody who knows the
@@ -12,6 +14,7 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,6 +29,7 @@ from slime.utils.run_logs import say
 from slime.weight_sync.people import Book, people_folder
 
 NAME = "rollback.json"
+OF_A_PERSON = "rollback-*.json"
 
 
 class Rollback(NamedTuple):
@@ -40,30 +44,62 @@ class Rollback(NamedTuple):
 
 
 def ask_rollback(run_dir: str | Path, version: str | int, person: str | None = None) -> Rollback:
-    """Write the note, in place of an earlier one, and return it; the run acts within seconds."""
+    """Write the note of everybody's weights or of a person, in place of an earlier one, and return it; the run acts within seconds."""
     note = Rollback(str(version), time.time(), person)
     write_note(
-        Path(run_dir, NAME),
+        _path(run_dir, person),
         {name: value for name, value in note._asdict().items() if name != "person" or value is not None},
     )
     return note
 
 
-def asked_rollback(run_dir: str | Path) -> Rollback | None:
-    """Return the note; None if nothing is asked for. An unreadable note asks for a version that does not exist."""
+def asked_rollback(run_dir: str | Path, person: str | None = None) -> Rollback | None:
+    """Return the note of everybody's weights or of a person; None if nothing is asked for.
+
+    An unreadable note asks for a version that does not exist.
+    """
+    return _read(_path(run_dir, person))
+
+
+def asked_rollbacks(run_dir: str | Path) -> list[Rollback]:
+    """Return all notes, the oldest first."""
+    notes = [note for path in _paths(run_dir) if (note := _read(path)) is not None]
+    return sorted(notes, key=lambda note: note.since)
+
+
+def forget_rollback(run_dir: str | Path, person: str | None = None) -> None:
+    """Remove the note of everybody's weights or of a person."""
+    _path(run_dir, person).unlink(missing_ok=True)
+
+
+def forget_rollbacks(run_dir: str | Path) -> None:
+    """Remove all notes."""
+    for path in _paths(run_dir):
+        path.unlink(missing_ok=True)
+
+
+def _remove(path: Path, done: Rollback) -> None:
+    """Remove a note if it is still this one, because somebody may have asked again meanwhile."""
+    if _read(path) == done:
+        path.unlink(missing_ok=True)
+
+
+def _path(run_dir: str | Path, person: str | None) -> Path:
+    return Path(run_dir, NAME if person is None else OF_A_PERSON.replace("*", mark_of(person)))
+
+
+def _paths(run_dir: str | Path) -> list[Path]:
+    return [Path(run_dir, NAME), *sorted(Path(run_dir).glob(OF_A_PERSON))]
+
+
+def _read(path: Path) -> Rollback | None:
     try:
-        note = Rollback(**json.loads(Path(run_dir, NAME).read_text(encoding="utf-8")))
+        note = Rollback(**json.loads(path.read_text(encoding="utf-8")))
         return note._replace(version=str(note.version))
     except FileNotFoundError:
         return None
     except (ValueError, TypeError) as error:
-        return Rollback(f"of {Path(run_dir, NAME)}, which is unreadable ({error})", 0.0)
-
-
-def forget_rollback(run_dir: str | Path, done: Rollback | None = None) -> None:
-    """Remove the note; with ``done`` only if it is still this one, because somebody may have asked again meanwhile."""
-    if done is None or asked_rollback(run_dir) == done:
-        Path(run_dir, NAME).unlink(missing_ok=True)
+        return Rollback(f"of {path}, which is unreadable ({error})", 0.0)
 
 
 class OfPerson(NamedTuple):
@@ -83,17 +119,21 @@ class OfPerson(NamedTuple):
 @contextmanager
 def due_rollback(args: Arguments, serving: str) -> Iterator[SavedVersion | OfPerson | None]:
     """Run the block with the version to go back to, or None, then remove this note; ``serving`` is the weight version."""
-    note = asked_rollback(args.run_dir) if args.run_dir else None
-    if note is None:
+    found = [
+        (note, path) for path in (_paths(args.run_dir) if args.run_dir else ()) if (note := _read(path)) is not None
+    ]
+    if not found:
         yield None
         return
+    note, path = min(found, key=lambda each: each[0].since)
+    done = partial(_remove, path, note)
     if args.adapter_per_person or note.person is not None:
         due, why_not = _due_of_person(args, note)
     else:
         due = newest_of_version(Path(args.save), note.version) if args.save else None
         why_not = _why_not(args, note.version, serving) if due is None or note.version == serving else None
     if due is None or why_not is not None:
-        forget_rollback(args.run_dir, note)
+        done()
         say(str(why_not))
         yield None
         return
@@ -102,9 +142,9 @@ def due_rollback(args: Arguments, serving: str) -> Iterator[SavedVersion | OfPer
     except (LostError, Stopped):
         raise
     except Exception:
-        forget_rollback(args.run_dir, note)
+        done()
         raise
-    forget_rollback(args.run_dir, note)
+    done()
 
 
 def _due_of_person(args: Arguments, note: Rollback) -> tuple[OfPerson | None, str | None]:

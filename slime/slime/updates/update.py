@@ -63,6 +63,7 @@ class Update:
         held: the fuse that held the steps back, or None.
         undone: why the gate undid the steps, or None.
         person: whose samples the batch has; None of several people's.
+        own: whether the policy is this person's adapter.
         state: see `TRANSITIONS`.
 
     Example:
@@ -84,6 +85,7 @@ class Update:
     held: Blown | None = None
     undone: str | None = None
     person: str | None = None
+    own: bool = False
     state: State = State.TRAINED
 
     def to(self, state: State) -> None:
@@ -103,8 +105,10 @@ class Update:
 
     @property
     def pauses(self) -> bool:
-        """Whether a fuse pauses everybody's training: the batch is several people's, or the fuse looks at other steps, too."""
-        return self.held is not None and (self.person is None or self.held.fuse.metric == RECENT_ENTROPY)
+        """Whether a fuse pauses everybody's training: the batch is several people's, or the fuse looks at others' steps, too."""
+        if self.held is None:
+            return False
+        return self.person is None or (self.held.fuse.metric == RECENT_ENTROPY and not self.own)
 
     @property
     def may_be_saved(self) -> bool:

@@ -55,7 +55,8 @@ class Fuses:
     def __init__(self, args: Arguments) -> None:
         self._args = args
         self._unseen = {fuse.metric for fuse in map(read_fuse, args.fuses or ())} - {RECENT_ENTROPY}
-        self._entropies: deque[float] = deque(maxlen=STEPS_OF_ENTROPY)
+        self._entropies: dict[str | None, deque[float]] = {}
+        """Of the last steps of each policy: of a person's adapter by person, of the one that everybody shares under None."""
 
     def at_start(self) -> None:
         """Forget the pauses of an earlier run in the folder, or those that ``--resume-training`` ends; tell of any other."""
@@ -66,22 +67,28 @@ class Fuses:
         for note in filter(None, (self.paused(), *paused_people(run_dir).values())):
             say(f"{note}; {self._how()}")
 
-    def recent(self) -> dict[str, float]:
-        """Return `RECENT_ENTROPY`; empty until enough steps were taken since the start or the last pause.
+    def recent(self, person: str | None = None) -> dict[str, float]:
+        """Return `RECENT_ENTROPY` of a policy; empty until enough steps were taken since the start or its last pause.
 
-        One batch says little: replies that only call a tool are certain in a healthy policy too.
+        One batch says little: replies that only call a tool are certain in a healthy policy too. ``person``: whose batch it is.
         """
-        if len(self._entropies) < STEPS_OF_ENTROPY:
-            return {}
-        return {RECENT_ENTROPY: statistics.fmean(self._entropies)}
+        entropies = self._entropies.get(self._policy_of(person), ())
+        return {RECENT_ENTROPY: statistics.fmean(entropies)} if len(entropies) == STEPS_OF_ENTROPY else {}
+
+    def _policy_of(self, person: str | None) -> str | None:
+        return person if self._args.adapter_per_person else None
 
     def of_batch(self, metrics: Mapping[str, Any]) -> Blown | None:
         """Return what a batch's metrics blow, before the trainer gets it."""
         return blown(self._args.fuses, {name: value for name, value in metrics.items() if not _of_the_loss(name)})
 
-    def of_steps(self, metrics: Mapping[str, Any], batch: Mapping[str, Any]) -> Blown | None:
-        """Return what held back the trainer's step, or None if it was taken; name fuses whose metric does not exist."""
-        self._entropies.extend(step[ENTROPY] for step in metrics.get(STEPS, []) if ENTROPY in step)
+    def of_steps(self, metrics: Mapping[str, Any], batch: Mapping[str, Any], person: str | None = None) -> Blown | None:
+        """Return what held back the trainer's step on a batch of ``person``, or None if it was taken.
+
+        Names fuses whose metric does not exist.
+        """
+        entropies = self._entropies.setdefault(self._policy_of(person), deque(maxlen=STEPS_OF_ENTROPY))
+        entropies.extend(step[ENTROPY] for step in metrics.get(STEPS, []) if ENTROPY in step)
         for step in metrics.get(STEPS, []):
             if step.get(f"{OF_THE_LOSS}{HELD}"):
                 return blown(self._args.fuses, step)
@@ -93,8 +100,7 @@ class Fuses:
 
     def pause(self, rollout_id: int, cause: str, person: str | None = None) -> None:
         """Pause training after ``rollout_id``, or with ``person`` the training of this person."""
-        if person is None:
-            self._entropies.clear()
+        self._entropies.pop(person, None)
         note = pause(self._args.run_dir, rollout_id, cause, person)
         logger.error("%s; %s", note, self._how())
         say(f"{note}; {self._how()}")
@@ -155,14 +161,15 @@ class Updates:
         self._engines.leave_gpus()
         if self._args.adapter_per_person:
             self._engines.let_in(self._person_of(rollout_id, person))
-        metrics.update(staleness(metrics, self._engines.version) | self.fuses.recent())
-        update = Update(rollout_id, metrics, {}, waited=start - self.progress.free_since, person=person)
+        metrics.update(staleness(metrics, self._engines.version) | self.fuses.recent(person))
+        own = bool(self._args.adapter_per_person)
+        update = Update(rollout_id, metrics, {}, waited=start - self.progress.free_since, person=person, own=own)
         update.held = self.fuses.of_batch(metrics)
         if update.held is None:
             self._decisions.before_steps(passes)
             trainer = self._processes.trainer
             update.steps = trainer.train(rollout_id, batch["shards"], batch["critic_shards"], passes)
-            update.held = self.fuses.of_steps(update.steps, metrics)
+            update.held = self.fuses.of_steps(update.steps, metrics, person)
             update.state = State.TRAINED if update.held is None else State.HELD
             self._decisions.after_steps(update)
         else:

@@ -11,8 +11,11 @@ folder appears by rename and never changes, so an engine may load it at any time
 a request admitted after it gets the new version on every engine that sees the folder. A candidate has a folder and no
 line. Nothing here holds a person's name.
 
+The book also counts how often each person was forgotten. Whoever writes a version says which count its state began under, and
+nothing that began before a :func:`forget` is kept or published after it (:class:`~slime.exceptions.ForgottenError`).
+
 Guarantees: the book is replaced as a whole, so a reader sees the one before or after a change, also across a crash; a
-change waits for another process's. One process changes it in a run, rank 0 of the trainer. Imports no torch.
+change waits for another process's. Rank 0 of the trainer changes it, and who forgets a person. Imports no torch.
 """
 
 from __future__ import annotations
@@ -24,13 +27,13 @@ import json
 import os
 import shutil
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from groundwork.people import MARK
 from groundwork.private_files import private, private_folder, write_note
-from slime.exceptions import PeopleError
+from slime.exceptions import ForgottenError, PeopleError
 from slime.weight_sync import ADAPTER_NAME
 
 FOLDER, BOOK, LOCK = "people", "book.json", "book.lock"
@@ -65,6 +68,22 @@ class Version(NamedTuple):
 
 Lines = dict[str, tuple[Version, ...]]
 """Each person's accepted versions by mark; the first one serves."""
+
+
+class _Content(NamedTuple):
+    """What the book says.
+
+    Attributes:
+        lines: of who has an accepted version.
+        forgotten: how often each person was forgotten, by a digest of the mark; who is missing, never.
+    """
+
+    lines: Lines
+    forgotten: dict[str, int]
+
+    def times(self, mark: str) -> int:
+        """Return how often a person was forgotten."""
+        return self.forgotten.get(_tombstone(mark), 0)
 
 
 def people_folder(run_dir: str | Path) -> Path:
@@ -119,7 +138,7 @@ class Book:
         """``people``: see :func:`people_folder`."""
         self._file = people / BOOK
         self._stamp: tuple[int, ...] | None = None
-        self._lines: Lines = {}
+        self._content = _Content({}, {})
 
     def lines(self) -> Lines:
         """Return everybody's accepted versions, newest first; do not change what is returned.
@@ -127,22 +146,30 @@ class Book:
         Raises:
             PeopleError: the book is unreadable.
         """
+        return self.content().lines
+
+    def forgotten(self, mark: str) -> int:
+        """Return how often a person was forgotten; raises as :meth:`lines`."""
+        return self.content().times(mark)
+
+    def content(self) -> _Content:
+        """Return all that the book says; do not change it; raises as :meth:`lines`."""
         try:
             with open(self._file, "rb") as file:
                 status = os.fstat(file.fileno())
                 stamp = (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size)
                 if stamp != self._stamp:
-                    self._lines = _parsed(file.read())
+                    self._content = _parsed(file.read())
                     self._stamp = stamp
         except FileNotFoundError:
-            self._stamp, self._lines = None, {}
+            self._stamp, self._content = None, _Content({}, {})
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             self._stamp = None
             raise PeopleError(
                 f"{self._file} is unreadable ({error}); delete it and start the run again from its newest checkpoint, "
                 "which says which version serves whom"
             ) from error
-        return self._lines
+        return self._content
 
     def versions(self, mark: str) -> tuple[Version, ...]:
         """Return a person's accepted versions that are still kept, newest first; raises as :meth:`lines`."""
@@ -154,21 +181,60 @@ class Book:
         return versions[0] if versions else None
 
 
-def publish(run_dir: str | Path, name: str) -> Version:
-    """Make a version serve its person from the next request on, and return it.
+def keep(run_dir: str | Path, name: str, written: Path, forgotten: int) -> None:
+    """Give the folder ``written``, which is whole, the final name of a version; nobody is served by it yet.
 
-    An accepted version that is published again takes back those accepted after it.
+    Args:
+        run_dir: the run's folder.
+        name: of the version.
+        written: a folder beside the final one.
+        forgotten: how often the person had been forgotten when the state in it began, see :meth:`Book.forgotten`.
 
     Raises:
-        PeopleError: its folder is not there, or the book is unreadable.
+        ForgottenError: the person was forgotten since; the folder is deleted.
+        PeopleError: the book is unreadable.
     """
     people = people_folder(run_dir)
-    version = Version(name, digest_of(folder_of(people, name)))
-    with _changing(people) as lines:
-        accepted = lines.get(version.mark, ())
+    try:
+        with _changing(people) as book:
+            _check_known(book, _parts(name)[2], forgotten)
+            written.rename(folder_of(people, name))
+    except ForgottenError:
+        discard(written)
+        raise
+
+
+def discard(written: Path) -> None:
+    """Delete a version's folder, and the folder of its person if it was the last one there."""
+    _delete(written)
+    with suppress(OSError):
+        written.parent.rmdir()
+
+
+def publish(run_dir: str | Path, name: str, forgotten: int | None = None) -> Version:
+    """Make a version serve its person from the next request on, and return it.
+
+    An accepted version that is published again takes back those accepted after it. ``forgotten``: as of :func:`keep`; None:
+    whatever the book says.
+
+    Raises:
+        ForgottenError: the person was forgotten since.
+        PeopleError: its folder is not there, or the book is unreadable.
+    """
+    people, mark = people_folder(run_dir), _parts(name)[2]
+    with _changing(people) as book:
+        if forgotten is not None:
+            _check_known(book, mark, forgotten)
+        version = Version(name, digest_of(folder_of(people, name)))
+        accepted = book.lines.get(mark, ())
         names = [other.name for other in accepted]
-        lines[version.mark] = (version, *accepted[names.index(name) + 1 if name in names else 0 :])
+        book.lines[mark] = (version, *accepted[names.index(name) + 1 if name in names else 0 :])
     return version
+
+
+def _check_known(book: _Content, mark: str, forgotten: int) -> None:
+    if book.times(mark) != forgotten:
+        raise ForgottenError(f"person {mark} was forgotten meanwhile")
 
 
 def withdraw(run_dir: str | Path, name: str) -> Version | None:
@@ -178,9 +244,8 @@ def withdraw(run_dir: str | Path, name: str) -> Version | None:
         PeopleError: the book is unreadable, or ``name`` is no person's adapter.
     """
     mark = _parts(name)[2]
-    with _changing(people_folder(run_dir)) as lines:
-        lines[mark] = tuple(version for version in lines.get(mark, ()) if version.name != name)
-        left = lines[mark]
+    with _changing(people_folder(run_dir)) as book:
+        left = book.lines[mark] = tuple(version for version in book.lines.get(mark, ()) if version.name != name)
     return left[0] if left else None
 
 
@@ -196,7 +261,8 @@ def set_back(run_dir: str | Path, manifest: Mapping[str, str]) -> list[str]:
     """
     people = people_folder(run_dir)
     changed = []
-    with _changing(people) as lines:
+    with _changing(people) as book:
+        lines = book.lines
         for mark in sorted(lines.keys() | manifest.keys()):
             versions, name = lines.get(mark, ()), manifest.get(mark)
             names = [version.name for version in versions]
@@ -221,20 +287,22 @@ def prune(run_dir: str | Path, mark: str, held: Collection[str] = (), kept: int 
     """
     people = people_folder(run_dir)
     stays = {folder_of(people, name).name for name in held}
-    with _changing(people) as lines:
-        lines[mark] = tuple(
+    with _changing(people) as book:
+        book.lines[mark] = tuple(
             version
-            for place, version in enumerate(lines.get(mark, ()))
+            for place, version in enumerate(book.lines.get(mark, ()))
             if place < kept or folder_of(people, version.name).name in stays
         )
-        stays |= {folder_of(people, version.name).name for version in lines[mark]}
+        stays |= {folder_of(people, version.name).name for version in book.lines[mark]}
     for folder in _folders(people / mark):
         if folder.name not in stays:
             _delete(folder)
 
 
 def forget(run_dir: str | Path, mark: str) -> None:
-    """Delete all that is kept of a person here: the line in the book, then every version's folder.
+    """Delete all that is kept of a person here: the line in the book, then every version's folder; the book counts it.
+
+    What began before, here or in a trainer, is not kept or published afterwards.
 
     Raises:
         PeopleError: the book is unreadable, or ``mark`` is no mark.
@@ -244,9 +312,15 @@ def forget(run_dir: str | Path, mark: str) -> None:
     people = people_folder(run_dir)
     if not people.is_dir():
         return
-    with _changing(people) as lines:
-        lines.pop(mark, None)
+    with _changing(people) as book:
+        book.lines.pop(mark, None)
+        book.forgotten[_tombstone(mark)] = book.times(mark) + 1
     _delete(people / mark)
+
+
+def _tombstone(mark: str) -> str:
+    """Return what stands for who was forgotten: as little of a name as a deleted session leaves in the ledger."""
+    return hashlib.blake2b(mark.encode(), digest_size=8, person=b"forgotten").hexdigest()
 
 
 def _parts(name: str) -> tuple[int, int, str]:
@@ -276,8 +350,8 @@ def _delete(folder: Path) -> None:
                 raise
 
 
-def _parsed(text: bytes) -> Lines:
-    """Return the lines of a book; raise ValueError, TypeError, KeyError or AttributeError for anything else."""
+def _parsed(text: bytes) -> _Content:
+    """Return the content of a book; raise ValueError, TypeError, KeyError or AttributeError for anything else."""
     content = json.loads(text)
     if content["format"] != FORMAT:
         raise ValueError(f"its format is {content['format']!r}, this release writes {FORMAT}")
@@ -287,20 +361,19 @@ def _parsed(text: bytes) -> Lines:
         for version in lines[mark]:
             if (match := ADAPTER_NAME.fullmatch(version.name)) is None or match[4] != mark:
                 raise ValueError(f"it has {version.name!r} under {mark!r}")
-    return lines
+    return _Content(lines, {stone: int(times) for stone, times in content.get("forgotten", {}).items()})
 
 
 @contextmanager
-def _changing(people: Path) -> Iterator[Lines]:
-    """Give the book's lines to change; they are written, if they differ, when the block ends well."""
+def _changing(people: Path) -> Iterator[_Content]:
+    """Give the book's content to change; it is written, if it differs, when the block ends well."""
     private_folder(people)
     with open(people / LOCK, "ab", opener=private) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        before = Book(people).lines()
-        lines = dict(before)
-        yield lines
-        lines = {mark: versions for mark, versions in sorted(lines.items()) if versions}
-        if lines != before:
-            write_note(
-                people / BOOK, {"format": FORMAT, "people": {m: [v._asdict() for v in vs] for m, vs in lines.items()}}
-            )
+        before = Book(people).content()
+        after = _Content(dict(before.lines), dict(before.forgotten))
+        yield after
+        lines = {mark: versions for mark, versions in sorted(after.lines.items()) if versions}
+        if (lines, after.forgotten) != before:
+            said = {mark: [version._asdict() for version in versions] for mark, versions in lines.items()}
+            write_note(people / BOOK, {"format": FORMAT, "people": said, "forgotten": after.forgotten})

@@ -135,6 +135,32 @@ def test_a_rollback_to_a_version_that_a_stopped_run_did_not_tell_of(source: Ledg
     assert source.ledger.views.counts()["sample_reasons"] == {"rollback": 2}
 
 
+@pytest.mark.parametrize("known", [False, True])
+def test_a_rollback_behind_an_update_that_was_not_told_unlearns_its_samples(
+    source: LedgerDataSource, known: bool
+) -> None:
+    """A checkpoint has the update, so its samples are trained; with a gate a decision knows of it. A batch that waits stays."""
+    for rollout_id in (0, 1):
+        say(source, ALICE, f"{rollout_id}-0", f"{rollout_id}-1")
+        batch(source, rollout_id)
+        if known:
+            source.ledger.decisions.record(rollout_id, "step", str(rollout_id + 1), "may serve", person=ALICE)
+    source.weights_live(0, "1")
+    source.save(1)
+    say(source, ALICE, "2-0", "2-1")
+    batch(source, 2)
+    source.person_restored(ALICE, "1", "3")
+    assert source.ledger.views.counts()["samples"] == {"trained": 2, "dropped": 2, "leased": 2}
+    assert source.ledger.views.counts()["sample_reasons"] == {"rollback": 2}
+    source.load(1)
+    assert source.ledger.views.counts()["samples"] == {"trained": 2, "dropped": 2, "ready": 2}
+
+
+def test_a_rollback_of_who_is_forgotten_meanwhile_ends_nothing(source: LedgerDataSource) -> None:
+    source.person_restored(ALICE, "1", "3")
+    assert source.ledger.views.step_count() == 0
+
+
 def test_an_update_of_a_person_who_was_forgotten_meanwhile_leaves_no_adapter(source: LedgerDataSource) -> None:
     say(source, ALICE, "0", "1")
     assert batch(source, 0).person == ALICE

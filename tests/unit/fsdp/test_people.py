@@ -306,6 +306,92 @@ def test_who_was_forgotten_after_a_skipped_step_does_not_return(tiny_random_mode
     actor.shutdown()
 
 
+@pytest.mark.parametrize("moment", ["before the folder", "in the adapter", "in the state", "before the book"])
+def test_who_is_forgotten_while_the_trainer_writes_leaves_nothing_and_begins_anew(
+    tiny_random_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """Forgetting deletes the folder that is being written; others, and the run, go on."""
+    save = {"save": str(tmp_path / "save")}
+    args, actor = start(tiny_random_model, tmp_path, **save)
+    update(args, actor, Q, 0)
+    first = update(args, actor, P, 0), states(tmp_path)[P]
+    calls = {
+        "before the folder": (people_module, "fresh_folder"),
+        "in the adapter": (people_module, "put_adapter"),
+        "in the state": (people_module.HostCopy, "write"),
+        "before the book": (people_module, "publish"),
+    }
+    place, name = calls[moment]
+    original = getattr(place, name)
+
+    def forgets(*arguments: Any) -> Any:
+        forget(tmp_path, P)
+        return original(*arguments)
+
+    with monkeypatch.context() as busy:
+        busy.setattr(place, name, forgets)
+        update(args, actor, P, 1)
+    assert (serving(tmp_path, P), (people_folder(tmp_path) / P).exists()) == ("base", False)
+    actor.save(1)
+    actor.publish(1)
+    assert P not in (tmp_path / "save" / "iter_0000002" / "meta.json").read_text()
+    assert (update(args, actor, P, 0), states(tmp_path)[P]) == first
+    assert update(args, actor, Q, 1) == "2"
+    actor.shutdown()
+    args, actor = start(tiny_random_model, tmp_path, resume=True, load=save["save"], **save)
+    assert (serving(tmp_path, P), actor.let_in(P), actor.let_in(Q)) == ("base", "0", "1")
+    actor.shutdown()
+
+
+def test_a_deletion_that_a_crash_cut_short_brings_nobody_back(
+    tiny_random_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The book has forgotten the person, the folder is still there; so it is after a crash before a first publication."""
+    save = {"save": str(tmp_path / "save")}
+    args, actor = start(tiny_random_model, tmp_path, **save)
+    actor.let_in(P)
+    actor.train(0, data_of(args, 0))
+    actor.save(0)
+    actor.publish(0)
+    with monkeypatch.context() as cut:
+        cut.setattr("slime.weight_sync.people._delete", lambda folder: None)
+        forget(tmp_path, P)
+    assert folders(tmp_path, P)
+    actor.shutdown()
+    args, actor = start(tiny_random_model, tmp_path, resume=True, load=save["save"], **save)
+    assert (serving(tmp_path, P), (people_folder(tmp_path) / P).exists()) == ("base", False)
+    assert update(args, actor, P, 0) == "1"
+    actor.shutdown()
+
+
+def test_who_is_forgotten_while_a_version_is_read_begins_anew(
+    tiny_random_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    args, actor = start(tiny_random_model, tmp_path, people_in_memory=0)
+    update(args, actor, P, 0)
+    name = serving(tmp_path, P)
+    update(args, actor, P, 1)
+    update(args, actor, Q, 0)
+    read = people_module.HostCopy.read
+
+    def forgets(*arguments: Any) -> None:
+        forget(tmp_path, P)
+        read(*arguments)
+
+    with monkeypatch.context() as busy:
+        busy.setattr(people_module.HostCopy, "read", forgets)
+        assert actor.let_in(P) == "0"
+    update(args, actor, P, 0)
+    update(args, actor, P, 1)
+    name = Book(people_folder(tmp_path)).versions(P)[1].name
+    with monkeypatch.context() as busy:
+        busy.setattr(people_module.HostCopy, "read", forgets)
+        actor.restore_person(P, name)
+    actor.update_weights()
+    assert (serving(tmp_path, P), (people_folder(tmp_path) / P).exists()) == ("base", False)
+    actor.shutdown()
+
+
 def test_weights_that_left_the_device_are_published(
     tiny_random_model: Path, tmp_path: Path, alone: dict[str, list[str]]
 ) -> None:

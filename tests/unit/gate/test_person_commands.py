@@ -90,7 +90,7 @@ def test_a_person_goes_back_to_a_version_on_disk(run: Path, capsys: pytest.Captu
     assert asked_rollback(run) is None
     assert rollback.main([str(run), "--to", "1", "--person", ALICE]) == 0
     assert "goes back to version 1 when it is resumed" in capsys.readouterr().out
-    asked = asked_rollback(run)
+    asked = asked_rollback(run, ALICE)
     assert asked is not None
     assert (asked.version, asked.person) == ("1", ALICE)
     assert rollback.main([str(run), "--to", "0", "--person", BOB]) == 0

@@ -304,3 +304,17 @@ def test_a_batch_whose_person_was_forgotten_meanwhile_is_undone(tmp_path: Path) 
     world.ledger.sessions.forget_person("alice")
     decision = world.decide(0, 0.1, -0.1)
     assert (decision.accepted, decision.why) == (False, "the samples of its batch were deleted meanwhile")
+
+
+def test_nothing_is_recorded_of_a_person_who_is_forgotten_while_the_versions_answer(tmp_path: Path) -> None:
+    world = World(Ledger(tmp_path / "ledger.sqlite"), rollout_args(tmp_path, adapter_per_person=True))
+    for number in range(6):
+        judged(world.ledger, f"l{number}", 1, probe=True, reply=3, session=stored_id("alice", str(number)))
+        judged(world.ledger, f"d{number}", -1, probe=True, reply=4, session=stored_id("alice", str(number)), index=16)
+    judged(world.ledger, "sample", 1, session=stored_id("alice", "s"))
+    world.ledger.samples.claim(0, 1, person="alice")
+    serving, candidate = (Asked(version, lambda probe: -1.0) for version in "12")
+    candidate.on_ask = lambda: world.ledger.sessions.forget_person("alice")
+    decision = world.gate().decide(0, Policies(serving, candidate))
+    assert (decision.accepted, decision.why) == (False, "the samples of its batch were deleted meanwhile")
+    assert world.ledger.decisions.all() == []

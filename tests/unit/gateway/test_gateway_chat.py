@@ -383,11 +383,26 @@ async def test_a_red_certificate_is_shown_until_an_update_serves(
     assert (await http.get("/v1/steps/last")).json()["certificate"]["verdict"] == "green"
 
 
+async def test_what_a_certificate_says_of_one_persons_update_is_shown_to_nobody_else(
+    stack: Stack, http: httpx.AsyncClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "OFFER_SECONDS", 60.0)
+    stack.service.config = replace(stack.service.config, run_dir=str(tmp_path))
+    red, green = (certify(Facts(loss_tokens=tokens), GateVariables()).to_dict() for tokens in (0.0, 9.0))
+    stack.ledger.decisions.record(1, "step", "1", "it may serve", certificate=green)
+    for batch, person in enumerate(("alice", "bob", "carol"), 2):
+        stack.ledger.decisions.record(batch, "refused", "1", "its certificate is red", certificate=red, person=person)
+    stack.ledger.decisions.record(5, "step", "2", "it may serve", certificate=green, person="bob")
+    answer = await http.get("/healthz")
+    assert answer.json()["people_refused"] == 2
+    assert not any(word in answer.text for word in ("certificate", "alice", "carol", "loss"))
+
+
 async def test_health_reads_no_certificate_in_a_run_that_makes_none(
     stack: Stack, http: httpx.AsyncClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads: list[str] = []
-    monkeypatch.setattr(stack.ledger.decisions, "last_certified", lambda: reads.append("read"))
+    monkeypatch.setattr(stack.ledger.decisions, "last_certified", lambda *_: reads.append("read"))
     for makes_some in (False, True):
         stack.service.config = replace(stack.service.config, run_dir=str(tmp_path), gate_certificate=makes_some)
         assert (await http.get("/healthz")).json()["status"] == "ok"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from groundwork.checkpoint_names import NEWEST_VERSIONS, PEOPLE
 from groundwork.paused import pause, paused_people
 from groundwork.people import mark_of
 from groundwork.private_files import private_folder
@@ -16,10 +18,13 @@ from openclaw.credit.baseline import record_judged
 from openclaw.inspect import main
 from openclaw.ledger.record_files import RecordFiles
 from openclaw.ledger.records import Feedback, Verdict
+from openclaw.ledger.sessions import Sessions
 from openclaw.ledger.store import Ledger
 from openclaw.owners import LOCAL, episode_owner, stored_id
-from openclaw.training.adapters import accepted_versions
+from openclaw.runtime import adapters
+from openclaw.runtime.adapters import accepted_versions
 from openclaw.training.samples import make_sample
+from slime.updates.rollback import ask_rollback, asked_rollbacks
 from slime.weight_sync import people
 
 ALICE, BOB = "alice", "bob"
@@ -46,9 +51,13 @@ def talk(ledger: Ledger, person: str, name: str, owner: str | None = None) -> No
     record_judged(ledger, turn.id, Verdict(score=1, hint=words), [sample], None)
 
 
+def adapter_name(person: str, version: int) -> str:
+    return people.adapter_name(version, "0123abcd", version, mark_of(person))
+
+
 def adapter(run: Path, person: str, version: int) -> str:
     """Publish a version of a person's adapter whose files hold the person's mark, and return its name."""
-    name = people.adapter_name(version, "0123abcd", version, mark_of(person))
+    name = adapter_name(person, version)
     folder = people.folder_of(people.people_folder(run), name)
     private_folder(folder)
     for file in (people.WEIGHTS, people.CONFIG, "training.safetensors", "state.json"):
@@ -62,7 +71,8 @@ def run(tmp_path: Path) -> Path:
     """A run with turns, a lesson, a decision, a step, a pause and two versions of an adapter of each person."""
     folder = tmp_path / "run"
     private_folder(folder)
-    (folder / "arguments.json").write_text('{"hf_checkpoint": "models/tiny"}')
+    arguments = {"hf_checkpoint": "models/tiny", "save": str(folder / "checkpoints")}
+    (folder / "arguments.json").write_text(json.dumps(arguments))
     with closing(Ledger(folder / "ledger.sqlite")) as ledger:
         for person in (ALICE, BOB):
             talk(ledger, person, "0")
@@ -77,8 +87,14 @@ def run(tmp_path: Path) -> Path:
             ledger.samples.record_step(batch, "1", 1.0, 2.0, person)
     records = RecordFiles(folder / "ledger.sqlite", 10**6)
     records.follow()
+    checkpoint = folder / "checkpoints" / "iter_0000002"
+    private_folder(checkpoint)
+    named = {mark_of(person): adapter_name(person, 1) for person in (ALICE, BOB)}
+    meta = {PEOPLE: named, NEWEST_VERSIONS: dict.fromkeys(named, 2), "rollout_id": 1}
+    (checkpoint / "meta.json").write_text(json.dumps(meta))
     for person in (ALICE, BOB):
         pause(folder, 1, MARKERS[person], person)
+        ask_rollback(folder, 1, person)
         adapter(folder, person, 1)
         adapter(folder, person, 2)
     return folder
@@ -103,12 +119,41 @@ def test_nothing_of_a_person_is_left_in_any_file(run: Path, capsys: pytest.Captu
     assert before <= set(files_with(run, MARKERS[BOB])), "another person keeps everything"
     assert [version.number for version in accepted_versions(run, BOB)] == [2, 1]
     assert list(paused_people(run)) == [BOB]
+    assert [note.person for note in asked_rollbacks(run)] == [BOB]
+    meta = json.loads((run / "checkpoints" / "iter_0000002" / "meta.json").read_text())
+    assert meta == {PEOPLE: {mark_of(BOB): adapter_name(BOB, 1)}, NEWEST_VERSIONS: {mark_of(BOB): 2}, "rollout_id": 1}
     with closing(Ledger(run / "ledger.sqlite")) as ledger:
         assert ledger.samples.live_weight_version(ALICE) is None
         assert ledger.samples.live_weight_version(BOB) == "1"
         assert [step["samples"] for step in ledger.views.step_records()] == [1, 1], "steps keep their numbers"
         assert [each.person for each in ledger.decisions.all()] == [BOB]
         assert ledger.samples.reconcile(1) == {"trained": 1, "ready": 0}
+
+
+@pytest.mark.parametrize("step", range(6))
+def test_a_deletion_that_ends_anywhere_leaves_what_the_next_one_finds(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], step: int
+) -> None:
+    """Before any of the ledger's rows go, nothing that was learned from them serves."""
+    steps = [
+        (adapters.people, "forget"),
+        (adapters, "forget_in_checkpoints"),
+        (Sessions, "forget_person"),
+        (adapters, "resume"),
+        (adapters, "forget_rollback"),
+        (Sessions, "erase"),
+    ]
+    with monkeypatch.context() as cut:
+        cut.setattr(*steps[step], lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            main([str(run), "forget", "--person", ALICE])
+    with closing(Ledger(run / "ledger.sqlite")) as ledger:
+        assert ledger.sessions.knows(ALICE, math.inf) or accepted_versions(run, ALICE) == ()
+    assert step == 0 or accepted_versions(run, ALICE) == ()
+    main([str(run), "forget", "--person", ALICE])
+    capsys.readouterr()
+    for text in (MARKERS[ALICE], mark_of(ALICE), ALICE):
+        assert files_with(run, text) == [], text
 
 
 def test_who_left_nothing_is_told_and_may_be_forgotten_again(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -49,6 +49,7 @@ class Manager:
         self.loads: list[str] = []
         self.unloads: list[str] = []
         self.refuses = ""
+        self.keeps: set[str] = set()
         self.may_load = asyncio.Event()
         self.may_load.set()
         self.counters: dict[str, Counter] = {}
@@ -75,6 +76,8 @@ class Manager:
         assert self.counters[request.lora_name].value() == 0
         self.unloads.append(request.lora_name)
         await asyncio.sleep(0)
+        if request.lora_name in self.keeps:
+            return SimpleNamespace(success=False, error_message="it is stuck")
         del self.loaded[request.lora_name]
         return SimpleNamespace(success=True)
 
@@ -273,6 +276,41 @@ def test_a_version_in_use_never_leaves_and_a_request_waits_for_a_place(tmp_path:
         assert world.manager.unloads == [names[0]]
 
     run(test, tmp_path, most=2)
+
+
+def test_a_version_that_the_engine_does_not_let_go_of_holds_up_nobody(tmp_path: Path) -> None:
+    """Another one leaves in its place; with none, the next request tries again at once."""
+    names = [version_on_disk(tmp_path, 1, person) for person in ("anna", "bert", "carl", "dora")]
+
+    async def test(world: World) -> None:
+        for person in ("anna", "bert"):
+            await world.use(request_name(person))
+        world.manager.keeps = {names[0]}
+        assert (await world.use(request_name("carl"))).name == names[2]
+        assert world.shelf.held == [names[0], names[2]]
+        world.manager.keeps = set(names)
+        refused = await world.refusal(request_name("dora"))
+        assert refused.status_code == 503
+        assert "lets go of none: it is stuck" in str(refused)
+        world.manager.keeps = set()
+        assert (await world.use(request_name("dora"))).name == names[3]
+
+    run(test, tmp_path, most=2)
+
+
+def test_a_forgotten_version_that_the_engine_does_not_let_go_of_holds_up_nobody(tmp_path: Path) -> None:
+    gone = version_on_disk(tmp_path, 1, "anna")
+    version_on_disk(tmp_path, 1, "bert")
+
+    async def test(world: World) -> None:
+        await world.use(ANNA)
+        people.forget(tmp_path, mark_of("anna"))
+        world.manager.keeps = {gone}
+        assert (await world.use(BERT)).version == "1"
+        assert world.manager.unloads == [gone]
+        assert await world.use(ANNA) == Taken(None, "0")
+
+    run(test, tmp_path)
 
 
 def test_nothing_leaves_while_requests_are_held(tmp_path: Path) -> None:

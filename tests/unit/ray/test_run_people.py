@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 
+from groundwork.paused import paused, paused_people
 from groundwork.people import mark_of
 from slime.exceptions import PluginError, RankLostError
+from slime.observability.metric_utils import STEPS
 from slime.ray import run as run_module
 from slime.ray.run import Run
 from slime.rollout.foreign_data_source import with_optional_methods
-from slime.updates.rollback import NAME, ask_rollback, asked_rollback
+from slime.updates.rollback import NAME, ask_rollback, asked_rollback, asked_rollbacks
+from slime.utils.metric_names import RECENT_ENTROPY, STEPS_OF_ENTROPY
 from slime.weight_sync.people import WEIGHTS, adapter_name, folder_of, people_folder, publish
 from tests.unit.ray import test_run_restart
 from tests.unit.ray.test_run_restart import Remote, World, loop, world
@@ -130,9 +133,11 @@ def test_one_person_goes_back(
 
     def ask(number: int | str, person: str | None) -> str:
         ask_rollback(world.save, number, person)
-        assert (json.loads((world.save / NAME).read_text()).get("person")) == person
+        (note,) = world.save.glob("rollback*.json")
+        assert (note.name == NAME) == (person is None)
+        assert json.loads(note.read_text()).get("person") == person
         run.updates.roll_back()
-        assert asked_rollback(world.save) is None
+        assert asked_rollback(world.save, person) is None
         return capsys.readouterr().out
 
     assert "weights 1 serve ann again, as version 3" in ask(1, "ann")
@@ -149,6 +154,41 @@ def test_one_person_goes_back(
     assert "no rollback of ann to weights 7: there are 0, 1, 2" in ask(7, "ann")
     assert "weights 0 serve local already" in ask(0, "")
     assert "each person has an adapter; name the person" in ask(1, None)
+
+
+def test_one_persons_certain_policy_pauses_this_person_alone(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ann's steps have no entropy left, Ben's have; together they would blow nothing, or everybody's fuse."""
+    run = make_run(world, monkeypatch, fuses=[f"{RECENT_ENTROPY}<0.01"])
+    refused = Remote(lambda *of: world.log.append("refused {}: {}".format(*of)))
+    monkeypatch.setattr(run.processes.manager._actor, "on_step_refused", refused, raising=False)
+    for person, entropy in (("ann", 1e-5), ("ben", 5.0)):
+        for _ in range(STEPS_OF_ENTROPY):
+            run.updates.fuses.of_steps({STEPS: [{"train/entropy_loss": entropy}]}, {}, person)
+    run.repeat(loop)
+    assert [line for line in world.log if line.startswith("refused ")] == [
+        f"refused 0: {RECENT_ENTROPY}<0.01 (it is 1e-05)"
+    ]
+    assert paused(world.save) is None
+    assert list(paused_people(world.save)) == ["ann"]
+    assert [line.split()[-2] for line in world.log if " live " in line] == ["1", "2", "3"], (
+        "ann begins eight steps anew"
+    )
+
+
+def test_two_people_who_ask_at_the_same_time_both_go_back(
+    world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(world, monkeypatch)
+    run.repeat(loop)
+    for person in ("ann", "ben"):
+        for number in (1, 2):
+            version(world.save, number, person)
+        ask_rollback(world.save, 1, person)
+    for _ in range(2):
+        run.updates.roll_back()
+    said = capsys.readouterr().out
+    assert said.index("weights 1 serve ann again") < said.index("weights 1 serve ben again")
+    assert asked_rollbacks(world.save) == []
 
 
 def test_nobody_goes_back_alone_where_all_share_a_policy(

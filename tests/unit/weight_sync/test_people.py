@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import multiprocessing
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 
 from groundwork.people import mark_of, request_name, requested_mark
-from slime.exceptions import PeopleError
+from slime.exceptions import ForgottenError, PeopleError
 from slime.weight_sync import adapter_version, people
 from slime.weight_sync.people import Book, adapter_name, folder_of, people_folder
 
@@ -195,6 +196,44 @@ def test_forgetting_a_person_leaves_nothing_of_him(tmp_path: Path) -> None:
     assert (names(tmp_path, BERT), names(tmp_path, ANNA)) == ([kept], [])
     with pytest.raises(PeopleError, match="is not a person's mark"):
         people.forget(tmp_path, "..")
+
+
+def test_what_began_before_a_person_was_forgotten_is_not_kept_or_published(tmp_path: Path) -> None:
+    book = people.Book(people_folder(tmp_path))
+    first = version_on_disk(tmp_path, 1, ANNA)
+    people.publish(tmp_path, first, book.forgotten(ANNA))
+    people.forget(tmp_path, ANNA)
+    assert (book.forgotten(ANNA), book.forgotten(BERT)) == (1, 0)
+    late = version_on_disk(tmp_path, 2, ANNA)  # whose folder a writer made again
+    final = folder_of(people_folder(tmp_path), late)
+    written = final.rename(final.with_name("2.tmp"))
+    with pytest.raises(ForgottenError):
+        people.keep(tmp_path, late, written, 0)
+    assert not written.parent.exists()
+    version_on_disk(tmp_path, 2, ANNA)
+    with pytest.raises(ForgottenError):
+        people.publish(tmp_path, late, 0)
+    assert names(tmp_path, ANNA) == []
+    written = final.rename(final.with_name("2.tmp"))
+    people.keep(tmp_path, late, written, 1)
+    people.publish(tmp_path, late, 1)
+    assert names(tmp_path, ANNA) == [late]
+
+
+def test_the_digest_is_of_what_is_there_when_the_book_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who forgets the person meanwhile waits, or comes first: no line is left of a folder that is gone."""
+    name = version_on_disk(tmp_path, 1, ANNA)
+    digest_of = people.digest_of
+
+    def forgets(folder: Path) -> str:
+        found = digest_of(folder)
+        with open(people_folder(tmp_path) / people.LOCK, "ab") as lock, pytest.raises(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return found
+
+    monkeypatch.setattr(people, "digest_of", forgets)
+    people.publish(tmp_path, name)
+    assert names(tmp_path, ANNA) == [name]
 
 
 @pytest.mark.parametrize("meanwhile", ["the trainer prunes", "the trainer stores", "another command forgets"])

@@ -11,6 +11,7 @@ of a version, or `slime.weight_sync.BASE`. One without ``lora_path`` is refused.
 * If a person's version cannot be loaded, the newest older accepted one answers and says so (`FALLBACK`). Without any, the
   request fails with status 503. Nobody else's version answers, and the base only who asks for it or has no version.
 * What was forgotten is let go at the next load.
+* A version that the engine does not let go of stays and keeps its place; it is tried again at the next load.
 
 Adapters are read here and go to the model's ranks through memory. SGLang's own way from a folder reads every
 ``*.safetensors`` in it, so also a trainer's state, and refuses the load format of a quantised base (log/adapters.md).
@@ -61,6 +62,10 @@ class RefusedRequestError(ValueError):
     def __init__(self, message: str, status_code: int = 400) -> None:
         super().__init__(message)
         self.status_code = status_code
+
+
+class _NoRoomError(PeopleError):
+    """The engine lets go of none of the versions that it holds."""
 
 
 class Taken(NamedTuple):
@@ -203,6 +208,8 @@ class Shelf:
             message, config, digest = await asyncio.to_thread(_read, folder_of(self._people, name), sha256)
             await self._make_room()
             await self._give_to_engine(name, config, message)
+        except _NoRoomError:  # the next load may find room
+            raise
         except PeopleError as error:
             self._failures[name] = (self._clock(), str(error))
             raise
@@ -221,12 +228,19 @@ class Shelf:
 
     async def _make_room(self) -> None:
         """Wait until another version may be held, letting go of the least recently used idle ones."""
+        stuck: dict[str, str] = {}
         while len(self._held) >= self._most:
-            idle = next((name for name in self._held if not self.in_use(name)), None)
-            if idle is None or self._manager.is_pause:
+            idle = [name for name in self._held if not self.in_use(name)]
+            rest = [name for name in idle if name not in stuck]
+            if self._manager.is_pause or not idle:
                 await self._sleep(POLL_SECONDS)
+            elif rest:
+                if (why := await self._let_go(rest[0])) is not None:
+                    stuck[rest[0]] = why
+            elif len(idle) == len(self._held):
+                raise _NoRoomError(f"the engine holds {len(idle)} idle adapters and lets go of none: {stuck[idle[0]]}")
             else:
-                await self._let_go(idle)
+                await self._sleep(POLL_SECONDS)
 
     async def _let_go_of_forgotten(self) -> None:
         for name in self.held:
@@ -235,7 +249,8 @@ class Shelf:
             if deleted and not self._manager.is_pause and not self.in_use(name):
                 await self._let_go(name)
 
-    async def _let_go(self, name: str) -> None:
+    async def _let_go(self, name: str) -> str | None:
+        """Unload a version; return why the engine does not, None if it did."""
         from sglang.srt.managers.io_struct import UnloadLoRAAdapterReqInput
 
         digest = self._held.pop(name)  # from now on a request for it waits until it is loaded again
@@ -243,9 +258,11 @@ class Shelf:
         if not result.success:
             self._held[name] = digest
             self._held.move_to_end(name, last=False)
-            raise PeopleError(f"the engine does not let go of adapter {name}: {result.error_message}")
+            logger.error("the engine does not let go of adapter %s: %s", name, result.error_message)
+            return str(result.error_message)
         # SGLang would load it again by itself from here.
         self._manager.lora_ref_cache.pop(name, None)
+        return None
 
 
 def _running(manager: Any, name: str) -> int:

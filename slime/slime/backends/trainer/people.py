@@ -8,6 +8,8 @@ Guarantees: a person who has no version yet begins as exactly the base, with an 
 the model has a folder with the same state (`slime.weight_sync.people`), so one who leaves host memory, too, is only read
 again. A folder appears by rename, and a version serves once the book says so: a process that ends at any moment leaves whole
 folders and one book. After a restart the book says what the checkpoint says. Steps that are undone delete their folder.
+Somebody may forget a person at any moment (`slime.weight_sync.people.forget`): what the trainer has of this person then is
+neither kept nor published, and the next batch begins as the base.
 
 A checkpoint of the run has no weights: its ``meta.json`` names each person's version under `PEOPLE`.
 """
@@ -18,15 +20,17 @@ import json
 import logging
 import shutil
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from groundwork.checkpoint_names import NEWEST_VERSIONS, PEOPLE, STATE_OF_PERSON
+from groundwork.checkpoint_names import FORGOTTEN, NEWEST_VERSIONS, PEOPLE, STATE_OF_PERSON
+from groundwork.private_files import private_folder
 from slime.args import Arguments
 from slime.backends.trainer.backend import PolicyBackend
 from slime.backends.trainer.host_memory import HostCopy
@@ -34,7 +38,7 @@ from slime.backends.trainer.process import RankProcess
 from slime.backends.trainer.trainable import check_same_adapters, put_adapter
 from slime.checkpoints import checkpoint_folder
 from slime.checkpoints.all_ranks import on_all_ranks, on_rank_zero
-from slime.checkpoints.checkpoint_folder import fresh_folder, replace_folder, unfinished
+from slime.checkpoints.checkpoint_folder import fresh_folder, unfinished
 from slime.checkpoints.versions import checkpoint_folders
 from slime.exceptions import CheckpointError, PeopleError
 from slime.utils.hf_checkpoint import DTYPES
@@ -46,7 +50,9 @@ from slime.weight_sync.people import (
     Version,
     adapter_name,
     digest_of,
+    discard,
     folder_of,
+    keep,
     people_folder,
     prune,
     publish,
@@ -66,10 +72,12 @@ class _Person:
     Attributes:
         versions: their numbers.
         name: of the version whose folder has the state of the last accepted step; None before the first.
+        forgotten: how often the person had been forgotten when this state began.
     """
 
     versions: Versions = field(default_factory=Versions)
     name: str | None = None
+    forgotten: int = 0
 
 
 class People:
@@ -96,6 +104,7 @@ class People:
         self._args, self._backend, self._process, self._device, self._rank = args, backend, process, device, rank
         self._meta = meta
         self._folder = people_folder(args.run_dir)
+        self._book = Book(self._folder)
         self._people: dict[str, _Person] = {}
         self._host: OrderedDict[str, HostCopy] = OrderedDict()
         """Of people that are not in, the one that was in last at the end; each equals the person's folder."""
@@ -123,11 +132,23 @@ class People:
             CheckpointError: the person's folder cannot be read, or is another run's.
         """
         self.settle()
-        self._forget_who_is_gone(mark)
+        self._forget_who_is_gone()
         if mark == self.mark:
             return
         self._let_out()
-        person = self._people.setdefault(mark, _Person())
+        try:
+            self._put(mark)
+        except CheckpointError:
+            if mark not in self._forget_who_is_gone():
+                raise
+            self._put(mark)
+        self.mark = mark
+
+    def _put(self, mark: str) -> None:
+        """Put the state of ``mark`` into the model."""
+        if mark not in self._people:
+            self._people[mark] = _Person(forgotten=self._of_rank_zero(lambda: self._book.forgotten(mark)))
+        person = self._people[mark]
         if (kept := self._host.pop(mark, None)) is not None:
             self._buffer = kept
             kept.put(self._backend.changing())
@@ -137,7 +158,6 @@ class People:
             self._copied = True
         else:
             self._begin(mark)
-        self.mark = mark
 
     def _let_out(self) -> None:
         """Keep the state of who is in, and leave a buffer that may be overwritten."""
@@ -173,21 +193,33 @@ class People:
             raise CheckpointError(f"{folder} is of {then} training ranks: use as many")
         if (then := meta["backend"]) != self._args.train_backend:
             raise CheckpointError(f"{folder} was written by {then}: add --train-backend {then}")
-        self._buffer.read(_training_file(folder, self._rank))
+        on_all_ranks(lambda: self._buffer.read(_training_file(folder, self._rank)))
         self._buffer.put(self._backend.changing())
         self._rollout_id = int(meta["rollout_id"])
 
-    def _forget_who_is_gone(self, mark: str) -> None:
-        """Let a person begin anew whose folders somebody has deleted."""
-        name = self._people[mark].name if mark in self._people else None
-        if name is None or not self._of_rank_zero(lambda: not folder_of(self._folder, name).is_dir()):
-            return
-        logger.warning("the adapters of %s were deleted: the base serves and is trained", mark)
-        self._people[mark] = _Person()
-        if (kept := self._host.pop(mark, None)) is not None:
-            kept.close()
-        if mark == self.mark:
-            self.mark, self._copied = None, False
+    def _forget_who_is_gone(self) -> list[str]:
+        """Let go of everybody whom somebody forgot, or whose folders somebody deleted; return their marks.
+
+        If it is who is in, nobody is in afterwards.
+        """
+        gone = self._of_rank_zero(self._gone)
+        for mark in gone:
+            logger.warning("the adapters of %s were deleted: the base serves and is trained", mark)
+            del self._people[mark]
+            if (kept := self._host.pop(mark, None)) is not None:
+                kept.close()
+            if mark == self.mark:
+                self.mark, self._clean, self._copied, self._candidate = None, True, False, None
+        return gone
+
+    def _gone(self) -> list[str]:
+        book = self._book.content()
+        return [
+            mark
+            for mark, person in self._people.items()
+            if book.times(mark) != person.forgotten
+            or (person.name is not None and not folder_of(self._folder, person.name).is_dir())
+        ]
 
     # Steps
 
@@ -210,7 +242,12 @@ class People:
         if name is None:
             self._begin(mark)
         else:
-            self._read(name)
+            try:
+                self._read(name)
+            except CheckpointError:
+                if mark not in self._forget_who_is_gone():
+                    raise
+                return
         self._clean, self._copied = False, False
 
     # Folders
@@ -222,18 +259,33 @@ class People:
         """
         if self.mark is None or self._clean:
             return
-        self._forget_who_is_gone(self.mark)
+        self._forget_who_is_gone()
         if self.mark is None:
-            self._clean, self._candidate = True, None
             return
-        name, self._candidate = self._candidate or self._store(), None
-        self._people[self.mark].name = name
-        self._clean = True
+        name = self._candidate or self._store()
+        if name is not None:
+            self._people[self.mark].name, self._clean, self._candidate = name, True, None
 
     def offer(self) -> Sent:
-        """Write the folder of a candidate, whom nobody serves yet; return its name and its file's digest."""
-        name = self._candidate = self._store()
-        return Sent(name, digest_of(folder_of(self._folder, name)))
+        """Write the folder of a candidate, whom nobody serves yet; return its name and its file's digest.
+
+        Both are None if somebody has forgotten this person.
+        """
+        self._forget_who_is_gone()
+        name = self._candidate = None if self.mark is None else self._store()
+        if name is None:
+            return Sent()
+        folder = folder_of(self._folder, name)
+
+        def sent() -> Sent:
+            try:
+                return Sent(name, digest_of(folder))
+            except PeopleError:
+                if folder.is_dir():
+                    raise
+                return Sent()
+
+        return self._of_rank_zero(sent)
 
     def publish(self) -> None:
         """Let the state of who is in serve this person, unless somebody has deleted it meanwhile."""
@@ -241,26 +293,32 @@ class People:
         self.settle()
         if self.mark is None:
             return
-        mark, name = self.mark, self._people[self.mark].name
+        mark, person = self.mark, self._people[self.mark]
+        name = person.name
         assert name is not None, "a version has a folder"
 
         def change_the_book() -> None:
             try:
-                publish(self._args.run_dir, name)
+                publish(self._args.run_dir, name, person.forgotten)
             except PeopleError:
-                if folder_of(self._folder, name).is_dir():
+                if folder_of(self._folder, name).is_dir() and mark not in self._gone():
                     raise
+                return
             prune(self._args.run_dir, mark, self._held())
 
         on_rank_zero(change_the_book)
-        self._forget_who_is_gone(mark)
+        self._forget_who_is_gone()
 
-    def _store(self) -> str:
-        """Write a new folder with the state of who is in, and return the version's name."""
-        assert self.mark is not None, "call let_in first"
-        args, versions = self._args, self.versions
+    def _store(self) -> str | None:
+        """Write a new folder with the state of who is in, and return the version's name.
+
+        None, and nobody is in, if somebody forgot this person meanwhile.
+        """
+        mark = self.mark
+        assert mark is not None, "call let_in first"
+        args, versions, forgotten = self._args, self.versions, self._people[mark].forgotten
         push = self._of_rank_zero(lambda: next(PUSHES))
-        name = adapter_name(versions.next(), maker(args), push, self.mark)
+        name = adapter_name(versions.next(), maker(args), push, mark)
         final = folder_of(self._folder, name)
         temporary = unfinished(final)
         tensors = {
@@ -269,16 +327,22 @@ class People:
         }
         self._buffer.take(self._backend.changing())
         self._copied = True
-        meta = self._meta(self._rollout_id) | versions.state() | {"backend": args.train_backend}
+        meta = self._meta(self._rollout_id) | versions.state() | {"backend": args.train_backend, FORGOTTEN: forgotten}
 
         def begin() -> None:
             fresh_folder(final)
             put_adapter(args, tensors, temporary)
             (temporary / STATE_OF_PERSON).write_text(json.dumps(meta, indent=2))
 
-        on_rank_zero(begin)
-        on_all_ranks(lambda: self._buffer.write(_training_file(temporary, self._rank)))
-        on_rank_zero(lambda: replace_folder(temporary, final))
+        try:
+            on_rank_zero(begin)
+            on_all_ranks(lambda: self._buffer.write(_training_file(temporary, self._rank)))
+            on_rank_zero(lambda: keep(args.run_dir, name, temporary, forgotten))
+        except Exception:  # files in a folder that is being deleted fail in many ways
+            if mark not in self._forget_who_is_gone():
+                raise
+            on_rank_zero(lambda: discard(temporary))
+            return None
         return name
 
     # Checkpoints
@@ -286,6 +350,7 @@ class People:
     def write(self, root: Path, iteration: int, meta: dict[str, Any]) -> Path:
         """Write a checkpoint that names everybody's version, and return its folder; ``meta``: what else it says of the rank."""
         self.settle()
+        self._forget_who_is_gone()
         everybody = sorted(self._people.items())
         own = {
             PEOPLE: {mark: person.name for mark, person in everybody if person.name is not None},
@@ -302,22 +367,46 @@ class People:
             CheckpointError: the checkpoint is not of adapters per person.
             PeopleError: a version in it is gone, or the book is unreadable.
         """
-        names: dict[str, str] = {}
+        named: dict[str, str] = {}
         newest: dict[str, int] = {}
         if meta is not None:
             if PEOPLE not in meta:
                 raise CheckpointError("the checkpoint is of one policy for everybody: remove --adapter-per-person")
             check_same_adapters(self._args, meta)
-            names = self._of_rank_zero(lambda: _there(self._folder, meta[PEOPLE]))
-            newest = {mark: number for mark, number in meta[NEWEST_VERSIONS].items() if mark in names or number}
-        for mark in names.keys() | newest.keys():
-            person = self._people[mark] = _Person(name=names.get(mark))
-            number = 0 if person.name is None else _number(person.name)
-            person.versions.load({"weight_version": number, "newest_version": max(number, newest.get(mark, 0))})
-        on_rank_zero(lambda: self._follow(names, resumed=meta is not None))
+            named, newest = meta[PEOPLE], meta[NEWEST_VERSIONS]
+            if named and not self._folder.is_dir():
+                raise CheckpointError(
+                    f"{self._folder} is missing, which has the adapters of the checkpoint: use its --run-dir"
+                )
+        on_rank_zero(lambda: private_folder(self._folder))
+        while True:
+            there, times = self._of_rank_zero(lambda: self._there(named, newest))
+            try:
+                on_rank_zero(
+                    partial(self._follow, there, set(named.values()) - set(there.values()), resumed=meta is not None)
+                )
+                break
+            except (CheckpointError, PeopleError):
+                if self._of_rank_zero(lambda: self._there(named, newest)) == (there, times):
+                    raise  # nobody was forgotten meanwhile
+        for mark, number in newest.items():
+            if mark in named and mark not in there:
+                continue
+            name = there.get(mark)
+            person = self._people[mark] = _Person(name=name, forgotten=times[mark])
+            live = 0 if name is None else _number(name)
+            person.versions.load({"weight_version": live, "newest_version": max(live, number)})
 
-    def _follow(self, names: Mapping[str, str], *, resumed: bool) -> None:
-        """Make the book say what the checkpoint says, and delete folders that neither needs."""
+    def _there(self, names: Mapping[str, str], marks: Iterable[str]) -> tuple[dict[str, str], dict[str, int]]:
+        """Return the versions of those in a manifest whom nobody has deleted since, and how often each was forgotten."""
+        book = self._book.content()
+        there = {mark: name for mark, name in names.items() if _begun_after(self._folder, name) == book.times(mark)}
+        if gone := sorted(names.keys() - there.keys()):
+            logger.warning("the adapters of %s were deleted: the base serves and is trained", ", ".join(gone))
+        return there, {mark: book.times(mark) for mark in marks}
+
+    def _follow(self, names: Mapping[str, str], unwanted: Iterable[str], *, resumed: bool) -> None:
+        """Make the book say what the checkpoint says, and delete folders that neither needs, and those of ``unwanted`` names."""
         run_dir, lines = self._args.run_dir, Book(self._folder).lines()
         said, ahead = {}, []
         for mark, name in names.items():
@@ -335,6 +424,8 @@ class People:
             publish(run_dir, name)
         if resumed:
             self._prune_all()
+            for name in unwanted:
+                discard(folder_of(self._folder, name))
 
     def _same(self, serving: Version, name: str) -> bool:
         return serving.number == _number(name) and serving.sha256 == digest_of(folder_of(self._folder, name))
@@ -439,15 +530,9 @@ def _number(name: str) -> int:
     return int(match[1])
 
 
-def _there(people: Path, names: Mapping[str, str]) -> dict[str, str]:
-    """Return the versions of those in a manifest whom nobody has deleted since.
-
-    Raises:
-        CheckpointError: the folder of everybody is missing.
-    """
-    if names and not people.is_dir():
-        raise CheckpointError(f"{people} is missing, which has the adapters of the checkpoint: use its --run-dir")
-    gone = [mark for mark, name in names.items() if not folder_of(people, name).is_dir()]
-    if gone:
-        logger.warning("the adapters of %s were deleted: the base serves and is trained", ", ".join(gone))
-    return {mark: name for mark, name in names.items() if mark not in gone}
+def _begun_after(people: Path, name: str) -> int | None:
+    """Return how often the person had been forgotten when a version's state began; None if its folder is gone."""
+    try:
+        return int(json.loads((folder_of(people, name) / STATE_OF_PERSON).read_text()).get(FORGOTTEN, 0))
+    except FileNotFoundError:
+        return None

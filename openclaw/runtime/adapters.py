@@ -14,8 +14,13 @@ from pathlib import Path
 
 from groundwork.checkpoint_names import STATE_OF_PERSON
 from groundwork.exceptions import ConfigError
+from groundwork.paused import resume
 from groundwork.people import mark_of
 from groundwork.private_files import private_folder
+from openclaw.ledger.sessions import Forgotten
+from openclaw.ledger.store import Ledger
+from slime.checkpoints.versions import forget_person as forget_in_checkpoints
+from slime.updates.rollback import forget_rollback
 from slime.weight_sync import people
 from slime.weight_sync.people import Version
 
@@ -76,8 +81,11 @@ def export_adapter(run_dir: str | Path, person: str, to: Path) -> Version:
     return versions[0]
 
 
-def forget_adapter(run_dir: str | Path, person: str) -> bool:
+def forget_adapter(run_dir: str | Path, save: str | Path | None, person: str) -> bool:
     """Delete all versions of a person's adapter with what their trainer keeps beside them; return whether there was any.
+
+    A step that is under way is not kept (`slime.weight_sync.people.forget`). ``save``: the folder of the run's checkpoints, in
+    which only the person's mark is struck out.
 
     Raises:
         PeopleError: the book is unreadable.
@@ -86,4 +94,28 @@ def forget_adapter(run_dir: str | Path, person: str) -> bool:
     folder = people.people_folder(run_dir) / mark
     was_there = folder.is_dir()
     people.forget(run_dir, mark)
+    if save is not None:
+        forget_in_checkpoints(Path(save), mark)
     return was_there
+
+
+def forget_all(
+    ledger: Ledger, run_dir: str | Path | None, save: str | Path | None, person: str
+) -> tuple[Forgotten, bool]:
+    """Delete all of a person: the ledger's rows, the adapter and every note; return what the ledger had, and whether there was one.
+
+    Call `Sessions.erase` of the ledger afterwards to remove the bytes. The adapter goes first, so that nothing learned serves if the
+    process ends between two parts, and once more after the samples from which a trainer could begin meanwhile. Repeating it
+    deletes the rest.
+
+    Raises:
+        LedgerFullError: the disk is full and the reserve too small.
+        PeopleError: the book is unreadable.
+    """
+    was_there = run_dir is not None and forget_adapter(run_dir, save, person)
+    gone = ledger.sessions.forget_person(person)
+    if run_dir is not None:
+        forget_adapter(run_dir, save, person)
+        resume(run_dir, person)
+        forget_rollback(run_dir, person)
+    return gone, was_there
