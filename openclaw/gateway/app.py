@@ -29,6 +29,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from groundwork.exceptions import ConfigError
+from openclaw.gateway.adapters import OwnAdapters, add_adapter_routes
 from openclaw.gateway.auth import Keyring
 from openclaw.gateway.chat import ChatService, Completions, count
 from openclaw.gateway.dialects import DIALECTS, RESPONSES, TEXT
@@ -168,8 +169,11 @@ def create_app(
     registry: CollectorRegistry,
     keyring: Keyring | None = None,
     slots: InFlightRegistry | None = None,
+    adapters: OwnAdapters | None = None,
 ) -> GuardedApp:
     """Return the application that answers with ``service`` and exposes the metrics of ``registry``.
+
+    ``adapters``: everybody's own; None if people share their weights.
 
     Raises:
         ConfigError: if no ``keyring`` is given and the keys file is unusable.
@@ -231,6 +235,7 @@ def create_app(
     add_session_routes(app, service)
     add_response_routes(app, desk)
     add_lesson_routes(app, service.lessons)
+    add_adapter_routes(app, service, adapters)
     add_episode_routes(app, service.episodes)
     add_model_routes(app, service)
     add_status_routes(app, service, registry, keyring)

@@ -21,7 +21,7 @@ from starlette.responses import Response
 
 from openclaw.config.bounds import Bound
 from openclaw.exceptions import EngineAwayError, EngineDiedError, EngineError, EngineRejectedError, OpenClawError
-from openclaw.ledger.exceptions import LedgerError, LedgerUnavailableError
+from openclaw.ledger.exceptions import LedgerError, LedgerFullError, LedgerUnavailableError
 
 logger = logging.getLogger(__name__)
 
@@ -153,6 +153,16 @@ def from_validation(error: ValidationError, advice: Callable[[Place], str | None
 def unsupported(param: str, advice: str) -> ApiError:
     """Return the 400 for an unsupported parameter that would change the reply."""
     return ApiError(400, f"{param!r} is not supported: {advice}", param=param, code="unsupported_parameter")
+
+
+def disk_full(error: LedgerFullError) -> ApiError:
+    """Log that a deletion found no space, and return its answer."""
+    logger.error("nothing could be deleted: %s", error)
+    return ApiError(
+        507,
+        "the server's disk is full, so nothing is deleted; ask its operator to free some space, then send the request again",
+        code="disk_full",
+    )
 
 
 def defect() -> ApiError:

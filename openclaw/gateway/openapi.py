@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from openclaw.gateway.adapters import EXPORT_PATH, ROLLBACK_PATH, TAR, RollbackRequest
 from openclaw.gateway.dialects import CHAT, RESPONSES, TEXT
 from openclaw.gateway.dialects.responses import ResponseRequest
 from openclaw.gateway.dialects.text_completions import CompletionRequest
@@ -46,7 +47,7 @@ MEANINGS = {
     403: "the request comes from a page or host that may not use this server, or needs another key",
     404: "not found",
     408: "the body came too slowly",
-    409: "the request contradicts the ledger",
+    409: "the request contradicts the ledger, or is not possible now",
     413: "the body is too large",
     415: "the body is not JSON by its `Content-Type`",
     429: "the key is over its limits; `Retry-After` says when to retry",
@@ -143,7 +144,12 @@ BODIES: dict[str, type[BaseModel]] = {
     RESPONSES.path: ResponseRequest,
 }
 BODIES |= {"/v1/feedback": FeedbackRequest}
-BODIES |= {LESSONS_PATH: LessonRequest, LESSON_PATH: LessonChange, ME_PATH: PersonChange}
+BODIES |= {
+    LESSONS_PATH: LessonRequest,
+    LESSON_PATH: LessonChange,
+    ME_PATH: PersonChange,
+    ROLLBACK_PATH: RollbackRequest,
+}
 BODIES |= {EPISODES_PATH: EpisodeRequest, REWARD_PATH: RewardRequest, GROUP_CLOSE_PATH: GroupRequest}
 ANSWERS: dict[str, dict[str, Any]] = {
     CHAT.path: {
@@ -159,6 +165,7 @@ ANSWERS: dict[str, dict[str, Any]] = {
         "text/event-stream": {"schema": {"type": "string"}},
     },
     "/": {"application/json": {"schema": {"type": "object"}}, "text/html": {"schema": {"type": "string"}}},
+    EXPORT_PATH: {TAR: {"schema": {"type": "string", "format": "binary"}}},
     "/metrics": {"text/plain": {"schema": {"type": "string"}}},
 }
 

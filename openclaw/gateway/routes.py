@@ -25,7 +25,7 @@ from starlette.responses import HTMLResponse
 from groundwork.paused import paused, paused_people, waiting
 from openclaw.gateway.auth import Keyring
 from openclaw.gateway.chat import ChatService
-from openclaw.gateway.errors import ApiError
+from openclaw.gateway.errors import ApiError, disk_full
 from openclaw.gateway.guard import client_of
 from openclaw.gateway.limits import take_body
 from openclaw.gateway.stream import json_response
@@ -154,13 +154,7 @@ async def _forget(service: ChatService, stored_id: str) -> Forgotten:
     try:
         return await service.sessions.forget(stored_id)
     except LedgerFullError as error:
-        logger.error("a session could not be deleted: %s", error)
-        raise ApiError(
-            507,
-            "the server's disk is full, so the session is not deleted; ask its operator to free some space, "
-            "then send the request again",
-            code="disk_full",
-        ) from error
+        raise disk_full(error) from error
 
 
 def _unknown_session(session_id: str) -> ApiError:

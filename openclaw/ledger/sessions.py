@@ -245,7 +245,7 @@ class Sessions:
         rows = self._database.rows("SELECT id FROM sessions WHERE started_at < ?", (before,))
         return any(root(owner_of(row["id"])) == person for row in rows)
 
-    def _sessions_of(self, person: str) -> list[str]:
+    def of_person(self, person: str) -> list[str]:
         """Return the ids of a person's sessions, those of agents' episodes included."""
         rows = self._database.rows("SELECT id FROM sessions ORDER BY id")
         return [row["id"] for row in rows if root(owner_of(row["id"])) == person]
@@ -253,7 +253,7 @@ class Sessions:
     def _forget_person(self, person: str) -> Forgotten:
         gone = [Forgotten(0, 0, 0)]
         with self._database.transaction() as connection:
-            for session_id in self._sessions_of(person):
+            for session_id in self.of_person(person):
                 gone.append(self._forget(session_id, episode_of(owner_of(session_id)), under_way=False))
             self._lessons.forget_person(person)
             decided = "decision IN (SELECT number FROM decisions WHERE person = ?)"

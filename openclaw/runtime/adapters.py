@@ -10,22 +10,31 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import tarfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from typing import IO, Any
 
 from groundwork.checkpoint_names import STATE_OF_PERSON
 from groundwork.exceptions import ConfigError
-from groundwork.paused import resume
+from groundwork.paused import paused_people, resume
 from groundwork.people import mark_of
 from groundwork.private_files import private_folder
+from openclaw.gateway.adapters import Export, NotPossibleError
 from openclaw.ledger.sessions import Forgotten
 from openclaw.ledger.store import Ledger
+from openclaw.runtime.where import ARGUMENTS_NAME
 from slime.checkpoints.versions import forget_person as forget_in_checkpoints
-from slime.updates.rollback import forget_rollback
+from slime.exceptions import PeopleError
+from slime.updates.rollback import ask_rollback, asked_rollback, forget_rollback
 from slime.weight_sync import people
 from slime.weight_sync.people import Version
 
 BASE_VERSION = "0"
 """The version of a person who has no accepted adapter: the base model's."""
+SHOWN_DECISIONS = 50
+"""Decisions of the gate about one person that the gateway shows."""
 
 
 def accepted_versions(run_dir: str | Path, person: str) -> tuple[Version, ...]:
@@ -119,3 +128,114 @@ def forget_all(
         resume(run_dir, person)
         forget_rollback(run_dir, person)
     return gone, was_there
+
+
+class RunAdapters:
+    """Everybody's adapters of a run for the gateway (`openclaw.gateway.adapters.OwnAdapters`)."""
+
+    def __init__(self, ledger: Ledger, run_dir: str | Path, fewest: int) -> None:
+        """Take the run's ledger and folder; ``fewest``: refusals that a person may accept (``OPENCLAW_GATE_OFFER``)."""
+        self._ledger = ledger
+        self._run_dir = run_dir
+        self._fewest = fewest
+
+    def versions(self, person: str) -> dict[str, Any]:
+        """Return a person's versions, newest first, with what the gate decided about each."""
+        decisions = self._ledger.decisions
+        kept = {str(version.number): version.sha256 for version in accepted_versions(self._run_dir, person)}
+        serving = next(iter(kept), BASE_VERSION)
+        newest = decisions.all("AND person IS ? ORDER BY number DESC LIMIT ?", (person, SHOWN_DECISIONS))
+        rows = [
+            {
+                "version": each.weight_version or None,
+                "decision": each.kind,
+                "decided_at": each.decided_at,
+                "live_at": each.live_at,
+                "samples": each.samples,
+                "by_opinions": each.by_margin,
+                "margin": each.metrics.get("gate/margin"),
+                "certificate": None if each.certificate is None else each.certificate["verdict"],
+                "causes": [] if each.certificate is None else each.certificate["causes"],
+            }
+            for each in newest
+        ]
+        asked = asked_rollback(self._run_dir, person)
+        offer = decisions.offer(self._fewest, person)
+        paused = paused_people(self._run_dir).get(person)
+        return {
+            "object": "adapter",
+            "serving": serving,
+            "kept": [{"version": version, "sha256": sha256} for version, sha256 in kept.items()],
+            "decisions": rows,
+            "rollback_to": None if asked is None else asked.version,
+            "offer": None if offer is None else {"refusals": offer.refusals, "samples": offer.samples},
+            "training_paused": None if paused is None else paused.why,
+        }
+
+    def ask_rollback(self, person: str, version: str) -> None:
+        """Write the note that the run follows.
+
+        Raises:
+            NotPossibleError: the version serves already, or is not kept.
+        """
+        kept = [str(each.number) for each in accepted_versions(self._run_dir, person)]
+        if version == (kept[0] if kept else BASE_VERSION):
+            raise NotPossibleError(f"version {version} serves already")
+        if version not in (known := [BASE_VERSION, *reversed(kept)]):
+            raise NotPossibleError(f"no version {version} is kept; there are {', '.join(known)}")
+        ask_rollback(self._run_dir, version, person)
+
+    def accept(self, person: str) -> int:
+        """Accept what the gate refused by the person's opinions; return how many samples are ready again.
+
+        Raises:
+            NotPossibleError: nothing is offered.
+        """
+        accepted = self._ledger.decisions.accept_refused(self._fewest, person)
+        if accepted is None:
+            raise NotPossibleError(f"nothing to accept: a series of {self._fewest} refusals by your opinions is needed")
+        return accepted.samples
+
+    def export(self, person: str) -> Export:
+        """Return the version that serves a person, whose bytes are those of the book.
+
+        Raises:
+            NotPossibleError: there is none, or its file is damaged.
+        """
+        versions = accepted_versions(self._run_dir, person)
+        if not versions:
+            raise NotPossibleError("no version of your adapter was accepted yet; the base model answers")
+        folder = people.folder_of(people.people_folder(self._run_dir), versions[0].name)
+        with ExitStack() as files:
+            try:
+                parts = [
+                    (name, files.enter_context(open(folder / name, "rb"))) for name in (people.CONFIG, people.WEIGHTS)
+                ]
+                intact = people.digest_of(folder) == versions[0].sha256
+            except (OSError, PeopleError) as error:
+                raise NotPossibleError("the version that serves was deleted meanwhile; ask again") from error
+            if not intact:
+                raise NotPossibleError("the file of the version that serves is damaged; go back to an earlier one")
+            number = str(versions[0].number)
+            return Export(number, versions[0].sha256, _tar(f"adapter-{number}", parts, files.pop_all()))
+
+    def forget(self, person: str) -> tuple[Forgotten, bool]:
+        """Delete all of a person, see `forget_all`."""
+        try:
+            save = json.loads(Path(self._run_dir, ARGUMENTS_NAME).read_text(encoding="utf-8")).get("save")
+        except (OSError, ValueError):
+            save = None
+        return forget_all(self._ledger, self._run_dir, save, person)
+
+
+def _tar(folder: str, parts: Sequence[tuple[str, IO[bytes]]], files: ExitStack) -> Iterator[bytes]:
+    """Yield a tar with open files in a folder, then close them."""
+    with files:
+        for name, file in parts:
+            info = tarfile.TarInfo(f"{folder}/{name}")
+            info.size, info.mode = os.fstat(file.fileno()).st_size, 0o600
+            yield info.tobuf()
+            while chunk := file.read(people.CHUNK_BYTES):
+                yield chunk
+            yield bytes(-info.size % tarfile.BLOCKSIZE)
+        yield bytes(2 * tarfile.BLOCKSIZE)

@@ -70,6 +70,7 @@ from openclaw.practice.loop import PracticeLoop
 from openclaw.practice.wiring import build_practice
 from openclaw.privacy.redactor import build_redactor
 from openclaw.privacy.secret_finder import OwnKeyFinder, secret_values
+from openclaw.runtime.adapters import RunAdapters
 from openclaw.runtime.where import requests_path
 from slime.utils.model_config import config_or_none
 
@@ -274,7 +275,12 @@ async def serve(config: RuntimeConfig) -> None:
         if judge is not None:
             judge.worker.on_lessons = service.lessons.forget
         practice = build_practice(config, ledger, renderer, registry, judge.rubric if judge else None)
-        app = create_app(service, registry, keyring, slots)
+        own = (
+            RunAdapters(ledger, config.run_dir, config.gate_offer)
+            if config.run_dir and config.adapter_per_person
+            else None
+        )
+        app = create_app(service, registry, keyring, slots, own)
         server = GatewayServer(app, config, service.metrics)
         if config.tls_cert and config.tls_key:
             app.reloader.watch(

@@ -15,13 +15,14 @@ import logging
 import re
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import astuple, dataclass, field, replace
 from functools import partial
 from typing import Literal
 
 from groundwork.chat_messages import Message
 from openclaw.config.bounds import SESSION_ID
-from openclaw.ledger.exceptions import LedgerUnavailableError
+from openclaw.ledger.exceptions import LedgerUnavailableError, UnknownRecordError
 from openclaw.ledger.group_commit import GroupCommit
 from openclaw.ledger.records import Turn, TurnKind
 from openclaw.ledger.sessions import Forgotten, TurnNode
@@ -29,7 +30,7 @@ from openclaw.ledger.sessions import Sessions as StoredSessions
 from openclaw.ledger.store import Ledger
 from openclaw.messages.classify import Asked, runtime_session, side_kind
 from openclaw.messages.fingerprint import CarriedReply, History, read_history
-from openclaw.owners import LOCAL, logged_name, stored_id
+from openclaw.owners import LOCAL, logged_name, owner_of, root, stored_id
 from openclaw.privacy.secret_finder import kept_id
 from openclaw.sessions.earlier_turns import (
     Consequences,
@@ -459,6 +460,18 @@ class Sessions:
         self._on_forgotten(session_id)
         self._unerased = True
         return gone
+
+    async def forget_person(self, person: str, rest: Callable[[], Forgotten] | None = None) -> Forgotten:
+        """Delete all of a person: the sessions as `forget` does, then by ``rest``, or the rest of the ledger; return what both deleted."""
+        known = await self._call(self._store.sessions.of_person, person)
+        names = dict.fromkeys([*known, *(name for name in self._table.ids() if root(owner_of(name)) == person)])
+        gone = []
+        for name in names:
+            with suppress(UnknownRecordError):
+                gone.append(await self.forget(name))
+        gone.append(await self._call(rest or partial(self._store.sessions.forget_person, person)))
+        self._unerased = True
+        return Forgotten(*(sum(counts) for counts in zip(*map(astuple, gone), strict=True)))
 
     async def forget_quiet(self, since: float) -> int:
         """Delete the sessions whose last turn is older than ``since``; return their number."""

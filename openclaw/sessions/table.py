@@ -224,6 +224,10 @@ class Table:
     def __len__(self) -> int:
         return len(self._sessions)
 
+    def ids(self) -> list[str]:
+        """Return the ids of the sessions in memory."""
+        return list(self._sessions)
+
     def sizes(self) -> dict[str, int]:
         """Return the numbers of sessions, running requests, turns and index entries."""
         return {
