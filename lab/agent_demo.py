@@ -35,8 +35,8 @@ from openclaw.ledger.store import Ledger
 TASK = "shell/write_word/train/0"
 GROUP = 8
 SLOTS = 4
-RUN_S = {"mini-swe-agent": 60.0, "openclaw": 300.0}
-"""Seconds that a run may take, by program: OpenClaw needs 16 s of a core to start."""
+RUN_S = {"mini-swe-agent": 60.0, "openclaw": 300.0, "opencode": 300.0, "hermes": 300.0}
+"""Seconds that a run may take, by program: OpenClaw needs 16 s of a core to start, Hermes and opencode 5 s."""
 POLL_SECONDS = 0.5
 STUCK_SECONDS = 600.0
 VARIABLES = {

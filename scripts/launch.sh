@@ -188,7 +188,8 @@ agent_demo() {
     if ! starts_nothing "$@"; then
         set_up_sandboxes
         case "$2" in
-            openclaw) bash "$openclaw_root/scripts/setup_node.sh" openclaw ;;
+            openclaw | opencode) bash "$openclaw_root/scripts/setup_node.sh" "$2" ;;
+            hermes) bash "$openclaw_root/scripts/setup_hermes.sh" ;;
             mini-swe-agent) bash "$openclaw_root/scripts/setup_mini_swe_agent.sh" ;;
         esac
     fi

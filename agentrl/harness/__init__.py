@@ -2,7 +2,8 @@
 
 * ``offer``: which of them a pool offers, by name.
 * ``environment``: an environment whose one action runs one of them.
-* ``mini_swe_agent``, ``openclaw``: programs that come with the project.
+* ``program``: an agent program as one declaration. ``mini_swe_agent``, ``openclaw``, ``coding_agents``: those that come with the
+  project.
 * ``interface``: what an agent program must offer to be started.
 * ``addresses``: of servers, as people write them.
 * ``__main__``, ``options``, ``checks``: the command that drives episodes, and what it refuses.

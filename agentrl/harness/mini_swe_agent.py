@@ -8,18 +8,11 @@ the working directory but what these commands write.
 from __future__ import annotations
 
 import json
-import subprocess
-from collections.abc import Sequence
-from pathlib import Path
 
 from agentrl.harness.interface import Assignment
-from agentrl.sandbox.interface import HOME, ExecResult, Mount, Sandbox
-from groundwork.exceptions import ConfigError
+from agentrl.harness.program import ROOT, Launch, Program
+from agentrl.sandbox.interface import HOME, Sandbox
 
-ROOT = Path(__file__).resolve().parents[2]
-INSTALLED = ROOT / ".cache" / "mini_swe_agent"
-SETUP = ROOT / "scripts" / "setup_mini_swe_agent.sh"
-INSIDE = "/opt/mini-swe-agent"
 FOLDER = "/tmp/mini-swe-agent"
 CONFIG = f"{FOLDER}/config.yaml"
 MODULE = "minisweagent.run.mini"
@@ -27,7 +20,7 @@ SETTINGS_FILE = "mini.yaml"
 """Of the package: prompts and the tool `bash`."""
 
 
-class MiniSweAgent:
+class MiniSweAgent(Program):
     """Runs ``mini`` without a terminal, with tool calls.
 
     Its costs are not counted: prices of the policy are unknown.
@@ -36,6 +29,9 @@ class MiniSweAgent:
     name = "mini-swe-agent"
     memory_mib = 384
     processes = 32
+    setup = ("scripts/setup_mini_swe_agent.sh",)
+    installed = ROOT / ".cache" / "mini_swe_agent"
+    inside = "/opt/mini-swe-agent"
 
     def __init__(self, *, step_limit: int = 100, command_s: int = 60, attempts: int = 10) -> None:
         """Set the limits.
@@ -45,36 +41,20 @@ class MiniSweAgent:
             command_s: seconds that a command may take.
             attempts: tries of a call that failed, with growing pauses between them.
         """
+        super().__init__()
         self.step_limit = step_limit
         self.command_s = command_s
         self.attempts = attempts
-        self._mounts: Sequence[Mount] = ()
 
-    def mounts(self) -> Sequence[Mount]:
-        """Return the installed program; once it was found, it is not looked for again.
-
-        Raises:
-            ConfigError: it is not installed, or for another Python.
-        """
-        if self._mounts:
-            return self._mounts
-        if subprocess.run([SETUP, "--check"], check=False, capture_output=True).returncode != 0:
-            raise ConfigError(
-                "mini-swe-agent is not installed for /usr/bin/python3; run bash scripts/setup_mini_swe_agent.sh"
-            )
-        self._mounts = [Mount(INSTALLED, INSIDE)]
-        return self._mounts
-
-    async def run(self, sandbox: Sandbox, assignment: Assignment) -> ExecResult:
-        """Run it; see `agentrl.harness.interface.Harness.run`."""
-        await sandbox.write_file(CONFIG, json.dumps(self._config(assignment)).encode())
-        return await sandbox.execute(
-            [
-                *(f"{INSIDE}/bin/python3", "-I", "-B", "-m", MODULE),
+    async def launch(self, assignment: Assignment, sandbox: Sandbox) -> Launch:
+        """Return its start; it ends when the model submits."""
+        return Launch(
+            command=[
+                *(f"{self.inside}/bin/python3", "-I", "-B", "-m", MODULE),
                 *("-c", SETTINGS_FILE, "-c", CONFIG, "--yolo", "--exit-immediately", "--output", "/dev/null"),
             ],
-            timeout_s=assignment.timeout_s,
-            env={
+            files={CONFIG: json.dumps(self._config(assignment))},
+            environment={
                 "OPENAI_API_KEY": assignment.api_key,
                 "MSWEA_CONFIGURED": "true",
                 "MSWEA_COST_TRACKING": "ignore_errors",

@@ -14,8 +14,12 @@ from agentrl.harness.interface import GATEWAY_URL, Harness, server_address
 from groundwork.exceptions import ConfigError
 
 NAMES = {
+    "claude-code": "agentrl.harness.coding_agents.ClaudeCode",
+    "codex": "agentrl.harness.coding_agents.Codex",
+    "hermes": "agentrl.harness.coding_agents.Hermes",
     "mini-swe-agent": "agentrl.harness.mini_swe_agent.MiniSweAgent",
     "openclaw": "agentrl.harness.openclaw.OpenClaw",
+    "opencode": "agentrl.harness.coding_agents.OpenCode",
 }
 """The programs that come with the project: where their class is, by name."""
 

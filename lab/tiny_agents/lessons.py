@@ -40,6 +40,7 @@ from agentrl.web.serve import Server
 from lab.tiny_demo.launched import MODEL_NAME
 
 RUN_S = 300.0
+KEY = "sk-recording"
 CONTEXT = 8192
 """Tokens that the stand-in says it takes, as the taught policy does."""
 USAGE = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
@@ -100,7 +101,7 @@ async def record(harness: Harness, task: str, replies: Sequence[Reply]) -> Recor
             environment = kind(Processes(ledger))
             try:
                 await environment.reset(Task(task), 0)
-                asked = {"harness": harness.name, "api_key": "none", "model": MODEL_NAME, "timeout_s": RUN_S}
+                asked = {"harness": harness.name, "api_key": KEY, "model": MODEL_NAME, "timeout_s": RUN_S}
                 await environment.step({"run_agent": asked})
                 verdict = await environment.evaluate()
             finally:
@@ -217,6 +218,10 @@ PROGRAMS = {
         end=Call("bash", {"command": "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"}),
     ),
     "openclaw": Tools(run=lambda line: Call("exec", {"command": line}), end=Words("Done.")),
+    "opencode": Tools(
+        run=lambda line: Call("bash", {"command": line, "description": "Solve the task"}), end=Words("Done.")
+    ),
+    "hermes": Tools(run=lambda line: Call("terminal", {"command": line}), end=Words("Done.")),
 }
 """By the program's name."""
 

@@ -21,7 +21,7 @@ from agentrl.client import Episode, InProcessLeases, episode
 from agentrl.environment import Registry, Weight
 from agentrl.exceptions import InfraError, NotFoundError
 from agentrl.harness.environment import HarnessEnvironment
-from agentrl.harness.mini_swe_agent import SETUP, MiniSweAgent
+from agentrl.harness.mini_swe_agent import MiniSweAgent
 from agentrl.harness.swe import SweHarness
 from agentrl.leases.metrics import PoolMetrics
 from agentrl.leases.pool import Capacity, Pool
@@ -39,7 +39,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 pytestmark = [
     pytest.mark.skipif(not installed(REPOSITORY), reason=REASON),
     pytest.mark.skipif(
-        subprocess.run([SETUP, "--check"], check=False).returncode != 0,
+        subprocess.run([REPOSITORY / MiniSweAgent.setup[0], "--check"], check=False).returncode != 0,
         reason="needs mini-swe-agent: bash scripts/setup_mini_swe_agent.sh",
     ),
 ]

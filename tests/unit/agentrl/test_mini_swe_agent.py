@@ -1,4 +1,4 @@
-"""mini-swe-agent is told its task by a file, its key by a variable, and is offered only if it is installed."""
+"""mini-swe-agent is told its task by a file and its key by a variable."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.harness import mini_swe_agent
 from agentrl.harness.interface import Assignment
 from agentrl.harness.mini_swe_agent import MiniSweAgent
 from agentrl.processes import Processes, ProcessLedger
 from agentrl.sandbox.interface import SandboxSpec
-from groundwork.exceptions import ConfigError
 from tests.helpers.plain_sandboxes import PlainProvider
 
 ASSIGNMENT = Assignment("Do: {{it}} 'now'.\n\N{SNOWMAN}", "http://127.0.0.1:30000/v1", "sk-key", "claude-like", 9.0)
@@ -21,29 +19,12 @@ echo "arguments: $*"; echo "variables:"; env | sort; pwd
 """
 
 
-def test_it_is_offered_only_if_it_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for status in (1, 0):
-        check = tmp_path / f"check-{status}.sh"
-        check.write_text(f'#!/bin/bash\n[ "$1" = --check ] && exit {status}\nexit 7\n')
-        check.chmod(0o755)
-        monkeypatch.setattr(mini_swe_agent, "SETUP", check)
-        if status:
-            with pytest.raises(ConfigError, match=r"run bash scripts/setup_mini_swe_agent\.sh"):
-                MiniSweAgent().mounts()
-        else:
-            found = MiniSweAgent()
-            (mount,) = found.mounts()
-            assert mount.inside == "/opt/mini-swe-agent"
-            check.unlink()
-            assert found.mounts() == [mount], "a later run starts no process to look again"
-
-
 async def test_what_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "installed" / "bin" / "python3"
     program.parent.mkdir(parents=True)
     program.write_text(PROGRAM)
     program.chmod(0o755)
-    monkeypatch.setattr(mini_swe_agent, "INSIDE", str(program.parent.parent))
+    monkeypatch.setattr(MiniSweAgent, "inside", str(program.parent.parent))
     ledger = ProcessLedger(tmp_path / "ledger.sqlite")
     sandbox = await PlainProvider(tmp_path).start(SandboxSpec(), Processes(ledger))
     monkeypatch.setattr(sandbox, "here", lambda text: text.replace("/work", f"{sandbox.folder}/work"))

@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[3]
 SCRIPTS = sorted(
     str(path.relative_to(ROOT)) for path in ROOT.glob("openclaw-*/run_*.sh") if path.parent.name != "openclaw-test"
 )
-AGENT_DEMOS = ["openclaw-rl/run_tiny_cpu_mini_swe_agent.sh", "openclaw-rl/run_tiny_cpu_openclaw_agent.sh"]
+AGENT_DEMOS = [f"openclaw-rl/run_tiny_cpu_{name}_agent.sh" for name in ("mini_swe", "openclaw", "opencode")]
 DEMOS = [script for script in SCRIPTS if "/run_tiny_cpu" in script and script not in AGENT_DEMOS]
 # Their judge is elsewhere; tests/unit/launch/test_small_cards.py has them.
 SMALL_CARDS = [script for script in SCRIPTS if script.endswith("_16gb.sh")]
