@@ -283,9 +283,9 @@ def demo_scripts() -> Iterator[Script]:
         yield Script(f"openclaw-{method}/run_tiny_cpu.sh", DEMO, f"demo --method {method}")
     hybrid = f"Hybrid: {DEMO[0].lower()}{DEMO[1:]}"
     yield Script("openclaw-combine/run_tiny_cpu_hybrid.sh", hybrid, "demo --method hybrid")
-    for harness, name in (("mini-swe-agent", "mini-swe-agent"), ("openclaw", "OpenClaw")):
+    for harness, name in (("mini-swe-agent", "mini-swe-agent"), ("openclaw", "OpenClaw"), ("opencode", "opencode")):
         yield Script(
-            f"openclaw-rl/run_tiny_cpu_{harness.replace('-', '_')}{'_agent' * (harness == 'openclaw')}.sh",
+            f"openclaw-rl/run_tiny_cpu_{harness.replace('-', '_')}{'_agent' * (harness != 'mini-swe-agent')}.sh",
             f"{name} is trained on a task on a CPU: a tiny policy, a pool of sandboxes, the driver and the trainer. {OPTIONS}",
             f"agent_demo --harness {harness}",
         )

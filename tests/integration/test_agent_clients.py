@@ -16,7 +16,7 @@ from openclaw.ledger.records import Turn
 from openclaw.messages.classify import user_words
 from openclaw.messages.text import content_text
 from slime.rollout.segments import SampledTurn, merge
-from tests.helpers.agent_clients import CHAT_CLIENTS, CONTEXT, AgentClient
+from tests.helpers.agent_clients import CHAT_CLIENTS, CONTEXT, RESPONSES_CLIENTS, AgentClient
 from tests.helpers.qwen_tokenizers import QWEN3_TEMPLATE
 from tests.helpers.stand_in_server import StandInServer, stand_in_server
 
@@ -90,7 +90,7 @@ def check_episode(server: StandInServer, model: Model) -> None:
     assert [len(segment.turns) for segment in merge([sampled(call), sampled(told)])] == [2], "a forked sample"
 
 
-@pytest.mark.parametrize("client", CHAT_CLIENTS, ids=lambda client: client.name)
+@pytest.mark.parametrize("client", [*CHAT_CLIENTS, *RESPONSES_CLIENTS], ids=lambda client: client.name)
 def test_an_episode_of_a_client(client: AgentClient, tmp_path: Path) -> None:
     client.installed()
     model = Model(client)

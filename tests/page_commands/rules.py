@@ -94,7 +94,7 @@ RULES = (
     Rule(Kind.ELSEWHERE, r"docker (build|run) ", "needs Docker and a network"),
     Rule(Kind.ELSEWHERE, r"npm (install|test|run build)$", "needs Node; tests/integration runs the extension's own tests where there is one"),
     Rule(Kind.ELSEWHERE, r"openclaw (config|gateway|models|plugins) ", "needs OpenClaw; tests/integration runs it where there is one"),
-    Rule(Kind.ELSEWHERE, r"(opencode|qwen|hermes) ", "needs the client; tests/integration/test_agent_clients.py runs it as written"),
+    Rule(Kind.ELSEWHERE, r"(claude|codex|opencode|qwen|hermes) ", "needs the client; tests/integration/test_agent_clients.py runs it as written"),
     Rule(Kind.ELSEWHERE, r"ray (start|job submit|job stop|dashboard)\b", "starts or uses a cluster of the user's"),
     Rule(Kind.ELSEWHERE, r"npx skill", "a catalogue of other people"),
     Rule(Kind.ELSEWHERE, r"(python3\.12 -m venv|pip install) ", "makes an environment, which needs a network"),
