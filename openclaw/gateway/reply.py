@@ -415,8 +415,10 @@ class Reply:
         self._cancelled = True
         if self._first is None:
             self._opening.cancel()
-        elif self._reader is not None and self._steps.ag_running:  # otherwise it looks after its next step
-            self._reader.cancel()
+        elif self._reader is not None:
+            steps: Any = self._steps
+            if steps.ag_running:  # otherwise it looks after its next step
+                self._reader.cancel()
         return True
 
     async def _client_steps(self) -> AsyncGenerator[Step, None]:

@@ -216,7 +216,7 @@ class ResponsesForm(Form):
     def failure(self, error: ApiError) -> bytes:
         """Return the event of a response that never began."""
         begun = {"id": response_id(new_completion_id()), "object": "response", "status": "in_progress", "output": []}
-        return ResponseWriter(begun, ItemWriter("", {}, None), logprobs=False).failure(error)
+        return ResponsesWriter(self, begun, ItemWriter("", {}, None)).failure(error)
 
     def early_writer(self, head: Head, captures: Sequence[Capture]) -> Writer:
         """Return the writer of a stream: that a response is in progress is an event, which keeps Codex waiting."""
