@@ -35,6 +35,7 @@ from openclaw.ledger.feedback import FeedbackReceipt, as_next_state, is_weak, st
 from openclaw.ledger.records import Feedback
 from openclaw.ledger.store import Ledger
 from openclaw.ledger.views import Outcome
+from openclaw.owners import turn_of_response
 
 logger = logging.getLogger(__name__)
 
@@ -94,9 +95,11 @@ class TurnDesk:
             ApiError: 404 for a reply that is unknown or not the client's.
         """
 
+        turn_id = turn_of_response(response_id)
+
         def read() -> Outcome:
-            outcome = self._ledger.views.outcome(response_id)
-            self._require_own(response_id, client)
+            outcome = self._ledger.views.outcome(turn_id)
+            self._require_own(turn_id, client)
             return outcome
 
         try:
@@ -135,7 +138,7 @@ class TurnDesk:
             ApiError: 404 for a reply that is unknown or not the client's, 500 if the ledger is not writable.
         """
         feedback = Feedback(
-            turn_id=request.response_id,
+            turn_id=turn_of_response(request.response_id),
             created_at=self._clock(),
             thumbs=request.thumbs,
             score=request.score,

@@ -27,6 +27,7 @@ from lab.testkit.engine import mock_engine, serve
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.gateway.app import create_app
 from openclaw.gateway.chat import ChatService
+from openclaw.gateway.dialects.responses import ResponseRequest
 from openclaw.gateway.dialects.text_completions import CompletionRequest
 from openclaw.gateway.schema import IGNORED, ChatRequest
 from openclaw.ledger.store import Ledger
@@ -35,7 +36,7 @@ pytestmark = pytest.mark.slow
 
 REPLIES = ("Five.", "<think>\nhm\n</think>\n\n5", '<tool_call>\n{"name": "a", "arguments": {"b": 1}}\n</tool_call>', "")
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
-WITH_BODY = {"POST /v1/chat/completions", "POST /v1/completions", "POST /v1/feedback"}
+WITH_BODY = {"POST /v1/chat/completions", "POST /v1/completions", "POST /v1/feedback", "POST /v1/responses"}
 QUIET = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large, HealthCheck.large_base_example]
 
 
@@ -153,14 +154,99 @@ def test_no_text_completion_makes_the_server_fail(client: httpx.Client, body: di
     check(client.post("/v1/completions", content=content))
 
 
+PARTS = st.fixed_dictionaries(
+    {"type": st.sampled_from(["input_text", "output_text", "refusal", "input_image", "input_file"])},
+    optional={"text": TEXTS | ANYTHING, "refusal": TEXTS, "image_url": TEXTS | st.just("data:image/png;base64,AA")},
+)
+CONTENT = TEXTS | st.lists(PARTS, max_size=2) | ANYTHING
+ITEM_IDS = st.sampled_from(["rs_1", "msg_" + "0" * 34, "ctc_" + "0" * 34 + "x", "chatcmpl-" + "0" * 32]) | ANYTHING
+ITEMS = st.one_of(
+    st.fixed_dictionaries(
+        {"role": st.sampled_from(["user", "user", "assistant", "system", "developer", "robot"]), "content": CONTENT},
+        optional={"type": st.just("message"), "id": ITEM_IDS},
+    ),
+    st.fixed_dictionaries(
+        {"type": st.just("reasoning")},
+        optional={
+            "summary": st.lists(st.fixed_dictionaries({"type": st.just("summary_text"), "text": TEXTS})) | ANYTHING,
+            "content": ANYTHING,
+            "encrypted_content": ITEM_IDS,
+            "id": ITEM_IDS,
+        },
+    ),
+    st.fixed_dictionaries(
+        {
+            "type": st.sampled_from(["function_call", "custom_tool_call"]),
+            "call_id": TEXTS,
+            "name": TEXTS | st.just("a"),
+        },
+        optional={
+            "arguments": TEXTS | ANYTHING,
+            "input": TEXTS | ANYTHING,
+            "namespace": TEXTS | ANYTHING,
+            "id": ITEM_IDS,
+        },
+    ),
+    st.fixed_dictionaries(
+        {
+            "type": st.sampled_from(["function_call_output", "custom_tool_call_output"]),
+            "call_id": TEXTS | ANYTHING,
+            "output": CONTENT,
+        }
+    ),
+    st.fixed_dictionaries({"type": TEXTS | st.just("item_reference"), "id": ITEM_IDS}),
+    ANYTHING,
+)
+FLAT = st.fixed_dictionaries(
+    {"type": st.sampled_from(["function", "custom", "web_search"]), "name": TEXTS | st.just("a")},
+    optional={"parameters": ANYTHING | st.just({"type": "object"}), "strict": ANYTHING, "format": ANYTHING},
+)
+SPACES = st.fixed_dictionaries(
+    {"type": st.just("namespace"), "name": TEXTS, "tools": st.lists(FLAT, max_size=2) | ANYTHING}
+)
+RESPONSES = st.builds(
+    lambda asked, sensible, wild: {"input": asked, **sensible, **wild},
+    TEXTS | st.lists(ITEMS, max_size=4) | ANYTHING,
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "stream": st.booleans(),
+            "store": st.booleans(),
+            "instructions": TEXTS,
+            "max_output_tokens": st.integers(0, 40),
+            "tools": st.lists(FLAT | SPACES | ANYTHING, max_size=2),
+            "tool_choice": st.sampled_from(["auto", "none", "required", {"type": "custom", "name": "a"}])
+            | st.fixed_dictionaries({"type": st.just("allowed_tools"), "mode": TEXTS, "tools": ANYTHING}),
+            "include": st.lists(st.sampled_from(["message.output_text.logprobs", "reasoning.encrypted_content", "x"])),
+            "top_logprobs": st.integers(0, 5),
+            "text": st.fixed_dictionaries({"format": ANYTHING | st.just({"type": "json_object"})}),
+            "previous_response_id": TEXTS | st.just("resp_" + "0" * 32),
+        },
+    ),
+    st.dictionaries(st.sampled_from([*sorted(ResponseRequest.model_fields), "whatever"]), ANYTHING, max_size=2),
+)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=QUIET)
+@given(RESPONSES)
+def test_no_response_makes_the_server_fail(client: httpx.Client, body: dict[str, Any]) -> None:
+    content = json.dumps(body, allow_nan=True).encode("utf-8", "surrogatepass")
+    check(client.post("/v1/responses", content=content))
+
+
 def check(response: httpx.Response) -> None:
     """Hold an answer to its status and shape."""
     if response.status_code == 200:
-        ends = response.text.endswith("data: [DONE]\n\n")
-        assert ends or response.json()["object"] in ("chat.completion", "text_completion")
+        ends = response.text.endswith("data: [DONE]\n\n") or _ends_in_a_response(response.text)
+        assert ends or response.json()["object"] in ("chat.completion", "text_completion", "response")
     else:
         assert 400 <= response.status_code < 500, response.text
         assert response.json()["error"]["message"]
+
+
+def _ends_in_a_response(text: str) -> bool:
+    _, found, last = text.rpartition("\ndata: ")
+    return bool(found) and json.loads(last)["type"] in ("response.completed", "response.incomplete", "response.failed")
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=QUIET)

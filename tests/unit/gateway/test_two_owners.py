@@ -185,3 +185,36 @@ async def test_two_owners_stay_apart_over_a_restart(clients: Clients, start: Sta
         await ask(second, bob, again)
     assert second.ledger.turns.get(hers).next_state is None
     assert second.ledger.turns.get(his).next_state == again[-1:]
+
+
+async def test_responses_are_their_owners(clients: Clients) -> None:
+    stack = clients.stack
+    stack.say("Hello.", "Again.", "From above.")
+    made = (await clients.alice.post("/v1/responses", json={"input": "hi"})).json()["id"]
+
+    async def tries(client: httpx.AsyncClient, name: str) -> list[tuple[int, str]]:
+        answers = [
+            await client.get(f"/v1/responses/{name}"),
+            await client.get(f"/v1/responses/{name}/input_items"),
+            await client.post(f"/v1/responses/{name}/cancel"),
+            await client.delete(f"/v1/responses/{name}"),
+            await client.post("/v1/responses", json={"input": "more", "previous_response_id": name}),
+            await client.post(
+                "/v1/responses", json={"input": [{"type": "item_reference", "id": f"msg_{name[5:]}00"}, *HELLO]}
+            ),
+            await client.get(f"/v1/turns/{name}"),
+            await client.post("/v1/feedback", json={"response_id": name, "thumbs": "up"}),
+        ]
+        return [(answer.status_code, answer.text.replace(name[5:], "ID")) for answer in answers]
+
+    unknown = await tries(clients.bob, "resp_" + "0" * 32)
+    assert {status for status, _ in unknown} == {400, 404}
+    for client in (clients.bob, clients.tests):
+        assert await tries(client, made) == unknown
+    mine = {"input": "more", "previous_response_id": made}
+    assert (await clients.alice.post("/v1/responses", json=mine)).status_code == 200
+    assert (await clients.root.post("/v1/responses", json=mine)).status_code == 200
+    thumb = {"response_id": made, "thumbs": "up"}
+    assert (await clients.alice.post("/v1/feedback", json=thumb)).json()["response_id"] == made
+    assert (await clients.alice.get(f"/v1/turns/{made}")).json()["id"] == made
+    assert (await clients.alice.get(f"/v1/responses/{made}")).status_code == 200
