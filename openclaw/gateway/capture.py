@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from chat_codec.detokenize import Detokenizer, Vocabulary
-from chat_codec.reply_parser import Delta, MessageBuilder, ReplyParser, ToolCallStart, merged
+from chat_codec.reply_parser import Content, Delta, MessageBuilder, ReplyParser, ToolCallStart, merged
 from groundwork.chat_messages import Message
 from openclaw.engine.client import EnginePictures, TokenChunk
 from openclaw.exceptions import EngineProtocolError
@@ -186,6 +186,11 @@ class Capture:
         if chunk.finish is not None or self.parser.stopped:
             deltas += self._built(self._finish(chunk.finish))
         return Step(self.index, deltas, self._release())
+
+    def say(self, text: str) -> Step:
+        """End an empty choice with a text that no model wrote; return the client's only piece."""
+        self.finish_reason = "stop"
+        return Step(self.index, self._built([Content(text)]), [])
 
     def _keep_topk(self, chunk: TokenChunk) -> None:
         """Keep the most likely tokens of each position, in the engine's order.

@@ -35,7 +35,7 @@ from openclaw.engine.canary import ShareReader
 from openclaw.engine.client import EngineClient
 from openclaw.gateway.auth import Client
 from openclaw.gateway.capture import Capture, LogprobEntries, Prompt
-from openclaw.gateway.commands import CommandDesk, CommandReply
+from openclaw.gateway.commands import CommandDesk
 from openclaw.gateway.dialects import CHAT, Dialect
 from openclaw.gateway.dialects.dialect import Question, unslim
 from openclaw.gateway.dialects.text_completions import check_prompt_ids
@@ -47,7 +47,7 @@ from openclaw.gateway.lessons import LessonDesk, wished
 from openclaw.gateway.limits import Admission, RateLimits, take_body
 from openclaw.gateway.metrics import GatewayMetrics
 from openclaw.gateway.pictures import Picture, PictureReader, engine_pictures
-from openclaw.gateway.reply import Opening, Replies, Reply
+from openclaw.gateway.reply import Opening, OwnAnswer, Replies, Reply
 from openclaw.gateway.sampling import NO_SAMPLING, plan_sampling, reply_grammar
 from openclaw.gateway.schema import ChatRequest, prompt_characters
 from openclaw.gateway.served import Served, ServedReplies
@@ -57,7 +57,7 @@ from openclaw.ledger.records import PlainPart, Turn, TurnKind
 from openclaw.ledger.store import Ledger
 from openclaw.lessons.lesson import Lesson, as_hint
 from openclaw.messages.classify import Asked, side_kind
-from openclaw.messages.commands import hear
+from openclaw.messages.commands import Heard, hear
 from openclaw.messages.hints import append_hint
 from openclaw.owners import TEXT_COMPLETION, episode_of, new_completion_id, owner_of, tool_call_id
 from openclaw.sessions import SESSION_HEADERS, Sessions
@@ -65,8 +65,7 @@ from openclaw.sessions import SESSION_HEADERS, Sessions
 logger = logging.getLogger(__name__)
 
 CLOSE_SECONDS = 10.0
-Answer = Reply | CommandReply
-Begin = Callable[[Question, Mapping[str, str], Client], Answer]
+Begin = Callable[[Question, Mapping[str, str], Client], Reply]
 """Makes the reply to a question with a request's headers; entering it starts it."""
 LookUp = Callable[[Question, Client], Awaitable[Question]]
 """Completes a question that names what the ledger has."""
@@ -176,7 +175,7 @@ class ChatService:
         self.lessons.forget()
         self.engine.cache_keys.renew(owner_of(session_id))
 
-    def reply(self, question: Question, headers: Mapping[str, str], client: Client) -> Answer:
+    def reply(self, question: Question, headers: Mapping[str, str], client: Client) -> Reply:
         """Return the reply to a conversation, or the gateway's own answer to a command; entering it starts it.
 
         Args:
@@ -188,15 +187,16 @@ class ChatService:
         request, raw, owner = question.request, question.raw, client.owner
         if episode_of(owner) is not None:
             request = request.model_copy(update={"temperature": None, "top_p": None, "seed": None})
-        elif self.config.commands:
-            heard = hear(raw["messages"])
-            raw = {**raw, "messages": heard.messages}
-            if heard.command is not None and turn_kind(raw["messages"], request, headers) == "main":
-                return self._command(heard.command, heard.before, question, headers, client)
 
-        async def prepare() -> Opening:
+        async def prepare() -> Opening | OwnAnswer:
             _, done = read_headers(headers, request)
-            messages, pictures = await self._pictures.read(raw["messages"], owner)
+            asked = raw["messages"]
+            if self.config.commands and episode_of(owner) is None:
+                heard = hear(asked)
+                asked = heard.messages
+                if heard.command is not None and turn_kind(asked, request, headers) == "main":
+                    return self._own_answer(heard, question, headers, client)
+            messages, pictures = await self._pictures.read(asked, owner)
             served, history = await self._served.find(messages, request.tool_schemas, owner)
             kind = turn_kind(messages, request, headers)
             lessons = await self.lessons.of_request(client, kind, wished(headers))
@@ -215,25 +215,23 @@ class ChatService:
 
         return Reply(self.replies, prepare, client, question.form)
 
-    def _command(
-        self, words: str, before: list[Message], question: Question, headers: Mapping[str, str], client: Client
-    ) -> CommandReply:
-        """Return the answer to a command after the messages ``before``."""
+    def _own_answer(self, heard: Heard, question: Question, headers: Mapping[str, str], client: Client) -> OwnAnswer:
+        """Return the answer to a command; where a client names the reply before it, it has that one's id, so that it may go on."""
         request = question.request
         _, done = read_headers(headers, request)
 
-        async def answer() -> str:
-            messages, _ = await self._pictures.read(before, client.owner)
+        async def text() -> str:
+            messages, _ = await self._pictures.read(heard.before, client.owner)
             where = partial(
                 self.sessions.place, headers, messages, owner=client.owner, body_session_id=request.session_id
             )
-            text = await self.commands.answer(words, where, client)
+            said = await self.commands.answer(heard.command or "", where, client)
             if done and (session_id := (await where()).session_id):
                 await self.sessions.end(session_id)
-            return text
+            return said
 
         prompt = Prompt(
-            id=new_completion_id(),
+            id=question.form.continues() or new_completion_id(),
             model=self._model_name,
             request=request,
             messages=list(question.raw["messages"]),
@@ -243,7 +241,7 @@ class ChatService:
             plan=NO_SAMPLING,
             created_at=self.clock(),
         )
-        return CommandReply(self._captured(prompt, 0, ReplyParser()), answer, question.form)
+        return OwnAnswer(self._captured(prompt, 0, ReplyParser()), text)
 
     def text_reply(self, question: Question, headers: Mapping[str, str], client: Client) -> Reply:
         """Return the reply to a text completion; entering it starts it.
@@ -534,7 +532,7 @@ class Completions:
         return json_response(result, reply.headers)
 
 
-async def _stream(service: ChatService, request: Request, reply: Answer) -> EventStream:
+async def _stream(service: ChatService, request: Request, reply: Reply) -> EventStream:
     """Return the stream of a reply; before its first token the client gets heartbeats."""
 
     async def late() -> AsyncGenerator[bytes, None]:

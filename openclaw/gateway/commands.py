@@ -1,27 +1,21 @@
-"""Commands in a conversation (``/rl good``): what the gateway answers itself, as a reply that no model wrote.
+"""Commands in a conversation (``/rl good``): what the gateway answers itself.
 
 Guarantees: a command acts for the client that sends it, on its own turns and its own person's lessons, by the same
 desks as the routes; the key of an episode's agent gives none (`openclaw.gateway.chat`). No engine reads it, no turn records it,
 and it gives no turn a next state. `openclaw.messages.commands` says which messages are commands and removes them from later
-requests. `CommandReply` has the face of `openclaw.gateway.reply.Reply`. Stateless.
+requests. Stateless.
 """
 
 from __future__ import annotations
 
-import asyncio
-import json
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import Any
+from collections.abc import Awaitable, Callable
 
-from chat_codec.reply_parser import Content
 from openclaw.gateway.auth import Client
-from openclaw.gateway.capture import Capture, Step
-from openclaw.gateway.dialects.dialect import Form, Head
-from openclaw.gateway.errors import ApiError, from_ledger
+from openclaw.gateway.errors import ApiError
 from openclaw.gateway.lessons import LessonDesk
 from openclaw.gateway.limits import RateLimits
 from openclaw.gateway.turns import FeedbackRequest, TurnDesk
-from openclaw.ledger.exceptions import LedgerError, UnknownRecordError
+from openclaw.ledger.exceptions import UnknownRecordError
 from openclaw.ledger.views import counted
 from openclaw.lessons.lesson import Mode
 from openclaw.messages.commands import ANSWER, MAX_CHARACTERS
@@ -61,7 +55,8 @@ class CommandDesk:
             client: who gives it.
 
         Raises:
-            ApiError: 429 if the key is at its limit of feedback; the ledger's refusals.
+            ApiError: 429 if the key is at its limit of feedback.
+            LedgerError: if the ledger refuses it.
         """
         name, _, rest = words.partition(" ")
         rest = rest.strip()
@@ -135,91 +130,3 @@ class CommandDesk:
         if not erased:
             text += " Another reader keeps the old bytes on disk for now."
         return f"{text} Now begin a new conversation: with your next message here the words come back."
-
-
-class CommandReply:
-    """The answer to a command, with the face of a `Reply`: entering carries the command out."""
-
-    def __init__(self, capture: Capture, answer: Callable[[], Awaitable[str]], form: Form) -> None:
-        """Create an answer that ``answer`` gives the text of, in an empty ``capture``."""
-        self.error: ApiError | None = None
-        self.recorded = False
-        self.tokens = (0, 0)
-        self.weight_version = ""
-        self._capture = capture
-        self._answer = answer
-        self.form = form
-
-    @property
-    def id(self) -> str:
-        """The answer's id; no turn has it."""
-        return self._capture.prompt.id
-
-    @property
-    def log_words(self) -> str:
-        """What the access log says of it besides its tokens."""
-        return "command"
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """The headers of the answer."""
-        return {"x-request-id": self.id, "x-turn-type": "command"}
-
-    def contents(self) -> str:
-        """Return the command and its answer as one line of JSON."""
-        prompt = self._capture.prompt
-        return json.dumps({"messages": prompt.messages, "replies": [self._capture.builder.message()]})
-
-    async def __aenter__(self) -> CommandReply:
-        """Carry the command out in the background."""
-        self._answering = asyncio.ensure_future(self._run())
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        """Wait until the command is carried out, also for a client that left."""
-        await asyncio.gather(self._answering, return_exceptions=True)
-
-    async def begun(self, within: float | None = None) -> bool:
-        """Wait up to ``within`` seconds for the answer; return whether it is there.
-
-        Raises:
-            ApiError: if the command could not be carried out.
-        """
-        await asyncio.wait({self._answering}, timeout=within)
-        if self._answering.done():
-            self._answering.result()
-        return self._answering.done()
-
-    async def _run(self) -> None:
-        try:
-            text = await self._answer()
-        except LedgerError as error:
-            self.error = from_ledger(error)
-            raise self.error from error
-        except ApiError as error:
-            self.error = error
-            raise
-        self._capture.builder.add(Content(text))
-        self._capture.finish_reason = "stop"
-        self._text, self.recorded = text, True
-
-    def heartbeat(self) -> bytes:
-        """Return what a silent stream gets."""
-        return self.form.heartbeat()
-
-    def failure(self, error: ApiError) -> bytes:
-        """Return the event that ends a stream which failed."""
-        return self.form.failure(error)
-
-    async def whole(self) -> dict[str, Any]:
-        """Return the answer as one JSON object."""
-        return self.form.whole(self._head(), [self._capture])
-
-    async def events(self) -> AsyncGenerator[bytes, None]:
-        """Yield the answer as server-sent events."""
-        writer = self.form.writer(self._head(), [self._capture])
-        yield writer.step(Step(0, [Content(self._text)], [])) + writer.end([self._capture])
-
-    def _head(self) -> Head:
-        prompt = self._capture.prompt
-        return Head(prompt.id, prompt.model, prompt.created_at, self.weight_version)

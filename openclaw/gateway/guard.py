@@ -29,7 +29,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware.cors import CORSMiddleware
@@ -52,6 +52,7 @@ from openclaw.gateway.errors import (
 )
 from openclaw.gateway.limits import Bodies, RateLimitError, RateLimits, take_body
 from openclaw.gateway.metrics import GatewayMetrics
+from openclaw.gateway.reply import Reply
 from openclaw.gateway.under_way import InFlightRegistry
 from openclaw.privacy.secret_finder import looks_random, secret_finder
 
@@ -310,21 +311,6 @@ QUIET_ROUTES = ("/healthz", "/metrics", "/v1/turns/{response_id:path}")
 """Routes that clients poll."""
 
 
-class LoggedReply(Protocol):
-    """What the access log asks of a reply that has begun: its id, its tokens and words for the log, its conversation."""
-
-    @property
-    def id(self) -> str: ...
-
-    @property
-    def tokens(self) -> tuple[int, int]: ...
-
-    @property
-    def log_words(self) -> str: ...
-
-    def contents(self) -> str: ...
-
-
 @dataclass
 class RequestRecord:
     """What the access log knows about one request.
@@ -344,7 +330,7 @@ class RequestRecord:
     method: str
     client: Client | None = None
     status: int = 499
-    reply: LoggedReply | None = None
+    reply: Reply | None = None
     started: float = field(default_factory=time.monotonic)
 
     @staticmethod
@@ -387,7 +373,7 @@ def has_secret(request_id: str) -> bool:
     return next(secret_finder()(request_id), None) is not None
 
 
-def note_reply(scope: MutableMapping[str, Any], reply: LoggedReply) -> None:
+def note_reply(scope: MutableMapping[str, Any], reply: Reply) -> None:
     """Store the reply in the request's record; no-op without a guard."""
     if REQUEST_SCOPE in scope:
         scope[REQUEST_SCOPE].reply = reply

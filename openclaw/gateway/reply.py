@@ -203,11 +203,20 @@ class Opening:
     find_session: Callable[[], Coroutine[Any, Any, TurnContext]]
 
 
+@dataclass(frozen=True)
+class OwnAnswer:
+    """The start of an answer that the gateway itself gives, without engine and turn: a ``capture``, and its ``text``."""
+
+    capture: Capture
+    text: Callable[[], Awaitable[str]]
+
+
 class Reply:
     """One reply as an async context manager: entering starts it, leaving early aborts it.
 
     ``error`` is the error that ended it, or None. ``recorded`` says whether the whole reply is in the ledger. After the
-    start, ``captures`` holds its choices and ``context`` its place in a session.
+    start, ``captures`` holds its choices and ``context`` its place in a session; ``own`` says that the gateway itself answers,
+    so that there is no such place.
 
     Example:
         >>> async with reply:  # doctest: +SKIP
@@ -218,10 +227,13 @@ class Reply:
 
     context: TurnContext
 
-    def __init__(self, replies: Replies, prepare: Callable[[], Awaitable[Opening]], client: Client, form: Form) -> None:
+    def __init__(
+        self, replies: Replies, prepare: Callable[[], Awaitable[Opening | OwnAnswer]], client: Client, form: Form
+    ) -> None:
         """Create a reply to ``client`` in a form that has not started; ``prepare`` renders its prompt."""
         self.form = form
         self.captures: list[Capture] = []
+        self.own = False
         self.error: ApiError | None = None
         self.recorded = False
         self._client = client
@@ -265,11 +277,13 @@ class Reply:
     @property
     def log_words(self) -> str:
         """What the access log says of it besides its tokens."""
-        return f"session={logged_name(self.context.session_id)} turn={self.id}"
+        return "command" if self.own else f"session={logged_name(self.context.session_id)} turn={self.id}"
 
     @property
     def headers(self) -> dict[str, str]:
         """The headers of an answer; a stream reports the weight version of its first tokens."""
+        if self.own:
+            return {"x-request-id": self.id, "x-turn-type": "command"}
         headers = {
             "x-request-id": self.id,
             "x-weight-version": self.weight_version,
@@ -300,7 +314,7 @@ class Reply:
         if self._first is None:
             return
         self._give_up()
-        if error is not None and not isinstance(error, ApiError):
+        if error is not None and not isinstance(error, ApiError) and not self.own:
             self._replies.undelivered(self.context, self.id)
 
     async def begun(self, within: float | None = None) -> bool:
@@ -326,8 +340,20 @@ class Reply:
             self.error = cancelled()
             raise self.error from error
 
-    async def _begin(self, opening: Opening) -> None:
+    async def _speak(self, answer: OwnAnswer) -> None:
+        """Get an answer of the gateway itself; there is nothing to record."""
+        self.captures, self.own, self._committing = [answer.capture], True, True
+        try:
+            text = await answer.text()
+        except LedgerError as error:
+            raise self._replies.refused_by_ledger(self._prompt, error) from error
+        self._steps, self._first = interleave([]), answer.capture.say(text)
+
+    async def _begin(self, opening: Opening | OwnAnswer) -> None:
         """Wait for the first tokens and for the commit of what the request says about earlier turns."""
+        if isinstance(opening, OwnAnswer):
+            await self._speak(opening)
+            return
         self.captures = opening.captures
         sources = [self._read(capture) for capture in self.captures]
         self._steps = sources[0] if len(sources) == 1 else interleave(sources)  # one is read without a task in between
@@ -382,7 +408,7 @@ class Reply:
         async with aclosing(self._client_steps()) as steps:
             async for _ in steps:
                 continue
-        warning = {"warning": UNLIKE} if self.context.unlike else {}
+        warning = {"warning": UNLIKE} if not self.own and self.context.unlike else {}
         return {**self.form.whole(self.head, self.captures), **warning}
 
     async def events(self) -> AsyncGenerator[bytes, None]:
@@ -467,6 +493,9 @@ class Reply:
 
     async def _commit(self, *, aborted: bool = False) -> None:
         """Record the turns once."""
+        if self.own:
+            self.recorded = True
+            return
         self._committing = True
         kept = None if aborted else self.form.kept(self.head, self.captures)
         await self._replies.record(self.context, self.captures, self._client.owner, aborted=aborted, kept=kept)

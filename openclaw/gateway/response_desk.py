@@ -17,7 +17,7 @@ from weakref import WeakSet
 from fastapi import FastAPI, Request, Response
 
 from openclaw.gateway.auth import Client
-from openclaw.gateway.chat import Answer, ChatService
+from openclaw.gateway.chat import ChatService
 from openclaw.gateway.dialects.dialect import Question
 from openclaw.gateway.dialects.response_items import named_turn, with_ids
 from openclaw.gateway.dialects.responses import RESPONSES, ResponsesForm, completed, is_whole, referred
@@ -43,11 +43,10 @@ class ResponseDesk:
         self._stored = ledger.responses
         self._running: WeakSet[Reply] = WeakSet()
 
-    def begin(self, question: Question, headers: Mapping[str, str], client: Client) -> Answer:
+    def begin(self, question: Question, headers: Mapping[str, str], client: Client) -> Reply:
         """Return the reply to a question, which may be cancelled from now on."""
         reply = self._service.reply(question, headers, client)
-        if isinstance(reply, Reply):
-            self._running.add(reply)
+        self._running.add(reply)
         return reply
 
     async def completed(self, question: Question, client: Client) -> Question:

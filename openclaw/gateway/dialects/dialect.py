@@ -82,6 +82,10 @@ class Form(Protocol):
         """Return whether a stream that never began tells this error, instead of an HTTP status."""
         return False
 
+    def continues(self) -> str | None:
+        """Return the completion that the request names as the one before it."""
+        return None
+
     def kept(self, head: Head, captures: Sequence[Capture]) -> KeptResponse | None:
         """Return what the client may ask for again."""
         return None

@@ -202,12 +202,15 @@ class ResponsesForm(Form):
         """Return the writer of a stream's events."""
         return ResponsesWriter(self, self.begun(head, captures), self._items(head))
 
+    def continues(self) -> str | None:
+        """Return the turn of the response that the request continues."""
+        return None if self.previous is None else turn_of_response(self.previous)
+
     def kept(self, head: Head, captures: Sequence[Capture]) -> KeptResponse | None:
         """Return what the client may ask for again."""
         if not self.stores:
             return None
-        previous = None if self.previous is None else turn_of_response(self.previous)
-        return KeptResponse(self.items, self.whole(head, captures), previous)
+        return KeptResponse(self.items, self.whole(head, captures), self.continues())
 
     def heartbeat(self) -> bytes:
         """Return a comment: until the first event there is no response to tell of."""
