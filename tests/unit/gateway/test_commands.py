@@ -180,6 +180,41 @@ async def test_the_openai_sdk(stack: Stack) -> None:
     assert stack.turns() == []
 
 
+async def test_the_responses_api(stack: Stack) -> None:
+    """Whole histories, and requests that name the response before them: commands are no part of either."""
+    client = stack.client
+    stack.say(REPLY, "Now.", "Then.")
+    first = await client.responses.create(model="m", input="Hello?")
+    items = [{"role": "user", "content": "Hello?"}, *first.output, {"role": "user", "content": "/rl good"}]
+    said: Any = [item if isinstance(item, dict) else item.model_dump() for item in items]
+    noted = await client.responses.create(model="m", input=said, store=False)
+    assert noted.output_text.startswith(f"{ANSWER}Noted")
+    assert noted.usage is not None
+    assert noted.usage.total_tokens == 0
+    events = [
+        each
+        async for each in await client.responses.create(
+            model="m", input=[*said[:-1], {"role": "user", "content": "/rl bad no"}], stream=True
+        )
+    ]
+    assert events[-1].type == "response.completed"
+    assert events[-1].response.output_text.startswith(f"{ANSWER}Noted")
+    more = [*said, *(item.model_dump() for item in noted.output), {"role": "user", "content": "And now?"}]
+    second = await client.responses.create(model="m", input=more)
+    rated = await client.responses.create(model="m", input="/rl good", previous_response_id=second.id)
+    assert rated.output_text.startswith(f"{ANSWER}Noted")
+    await client.responses.create(model="m", input="And then?", previous_response_id=rated.id)
+    turns = stack.turns()
+    assert [turn.messages[-1]["content"] for turn in turns] == ["Hello?", "And now?", "And then?"]
+    assert [len(turn.messages) for turn in turns] == [1, 3, 5]
+    assert [[said.thumbs for said in stack.ledger.feedback.of(turn.id)] for turn in turns] == [
+        ["up", "down"],
+        ["up"],
+        [],
+    ]
+    assert "/rl" not in ledger_text(stack)
+
+
 async def test_feedback_by_command_has_the_limit_of_feedback(start: Starter) -> None:
     stack = await start(commands=True, rate_limit_feedback=2)
     async with httpx.AsyncClient(base_url=stack.url, trust_env=False) as http:
