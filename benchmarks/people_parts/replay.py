@@ -22,8 +22,8 @@ from lab.tiny_demo.launched import RunFailed, Settings
 from lab.tiny_demo.options import method_of
 from lab.tiny_models.build import ensure_built
 from openclaw.ledger.store import Ledger
+from openclaw.runtime.adapters import accepted_versions
 from openclaw.runtime.where import CHECKPOINTS_NAME, LEDGER_NAME
-from openclaw.training.adapters import accepted_versions
 
 LAST_LINES = 25
 

@@ -64,18 +64,20 @@ class Room(NamedTuple):
     of_person: int
 
 
-def room_of(parameters: int, element: int, trained: int) -> Room:
+def room_of(parameters: int, element: int, trained: int, per_batch: int = PEOPLE_PER_BATCH, held: int = HELD) -> Room:
     """Return what adapters take.
 
     Args:
         parameters: of one.
         element: bytes of a parameter as engines read it.
-        trained: people in the trainer's memory.
+        trained: people in the trainer's memory, besides the one in the model and one whom nobody has trained.
+        per_batch: people of a batch on an engine, the base included.
+        held: versions in an engine's main memory.
     """
     return Room(
-        PEOPLE_PER_BATCH * element * parameters,
-        HELD * element * parameters,
-        trained * STATE * parameters,
+        per_batch * element * parameters,
+        held * element * parameters,
+        (trained + 2) * STATE * parameters,
         (KEPT + 1) * (element + STATE) * parameters,
     )
 
@@ -87,14 +89,17 @@ def adapter_lines(choice: object, args: Arguments) -> Iterator[str]:
         return
     each, trained = shape.adapters(args.lora_rank), args.people_in_memory
     element = 4 if args.train_dtype == "float32" else 2
-    room = room_of(each, element, trained)
+    given = vars(args)
+    per_batch = int(given.get("sglang_max_loras_per_batch") or PEOPLE_PER_BATCH)
+    held = int(given.get("sglang_max_loaded_loras") or HELD)
+    room = room_of(each, element, trained, per_batch, held)
     yield (
         f"adapters one per person, of {each / 1e6:.1f} million parameters ({element * each / MIB:.1f} MiB): an engine answers "
-        f"with {PEOPLE_PER_BATCH} in a batch ({room.of_batch / GIB:.1f} GiB of its GPUs) and holds {HELD} in main memory "
+        f"with {per_batch} in a batch ({room.of_batch / GIB:.1f} GiB of its GPUs) and holds {held} in main memory "
         f"({room.of_held / GIB:.1f} GiB)"
     )
     yield (
-        f"         the trainer holds {trained} people in main memory ({room.of_trained / GIB:.1f} GiB); on disk a person takes "
+        f"         the trainer holds {trained} people in main memory, and two copies ({room.of_trained / GIB:.1f} GiB); on disk a person takes "
         f"{room.of_person / MIB:.0f} MiB with {KEPT} accepted versions and one that is decided, {SHOWN_PEOPLE} people "
         f"{SHOWN_PEOPLE * room.of_person / GIB:.1f} GiB"
     )

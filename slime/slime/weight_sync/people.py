@@ -3,6 +3,7 @@
 ::
 
     RUN_DIR/people/book.json                      what serves, by mark (`groundwork.people.mark_of`)
+    RUN_DIR/people/shared.json                    a number of this start, by which machines know that they share the folder
     RUN_DIR/people/MARK/VERSION-PUSH/             one version: adapter_model.safetensors, adapter_config.json, and what
                                                   its trainer keeps beside them
 
@@ -25,6 +26,7 @@ import fcntl
 import hashlib
 import json
 import os
+import secrets
 import shutil
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -36,7 +38,7 @@ from groundwork.private_files import private, private_folder, write_note
 from slime.exceptions import ForgottenError, PeopleError
 from slime.weight_sync import ADAPTER_NAME
 
-FOLDER, BOOK, LOCK = "people", "book.json", "book.lock"
+FOLDER, BOOK, LOCK, SIGNATURE = "people", "book.json", "book.lock", "shared.json"
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 FORMAT = 1
 KEPT = 4
@@ -89,6 +91,31 @@ class _Content(NamedTuple):
 def people_folder(run_dir: str | Path) -> Path:
     """Return the folder of everybody's adapters."""
     return Path(run_dir, FOLDER)
+
+
+def sign(run_dir: str | Path) -> str:
+    """Write a new number into the folder of everybody's adapters, and return it."""
+    people = people_folder(run_dir)
+    private_folder(people)
+    number = secrets.token_hex(8)
+    write_note(people / SIGNATURE, {"number": number})
+    return number
+
+
+def signature(people: Path) -> str | None:
+    """Return the number that was written last, as this machine sees it; None if it sees none."""
+    try:
+        return str(json.loads((people / SIGNATURE).read_text(encoding="utf-8"))["number"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def not_shared(run_dir: str | Path, who: str) -> PeopleError:
+    """Return the error of a machine that does not see the folder."""
+    return PeopleError(
+        f"{who} does not see {people_folder(run_dir)} as the trainer's first rank does, but reads everybody's adapters there; "
+        "give --run-dir a folder that all machines of the run share, at the same path"
+    )
 
 
 def adapter_name(version: int, maker: str, push: int, mark: str) -> str:

@@ -157,6 +157,9 @@ class RemoteEngine(RemoteServer):
     def unload_lora_adapter(self, name: str) -> ObjectRef[bool]:
         return self.actor.unload_lora_adapter.remote(name)
 
+    def signature(self, people: str) -> ObjectRef[str | None]:
+        return self.actor.signature.remote(people)
+
     def lora_adapters(self) -> ObjectRef[list[str]]:
         return self.actor.lora_adapters.remote()
 

@@ -16,7 +16,7 @@ from groundwork.checkpoint_names import PEOPLE, STATE_OF_PERSON
 from slime.backends.fsdp_utils.model import adapters_off
 from slime.backends.trainer import people as people_module
 from slime.backends.trainer.micro_batch import RolloutShard
-from slime.exceptions import CheckpointError
+from slime.exceptions import CheckpointError, PeopleError
 from slime.weight_sync.people import Book, folder_of, forget, people_folder
 from tests.helpers.people_ranks import PLAN, P, Q, R, data_of, start, states, update
 
@@ -404,6 +404,29 @@ def test_weights_that_left_the_device_are_published(
         actor.onload()
     actor.shutdown()
     assert states(tmp_path) == alone
+
+
+def test_a_machine_that_does_not_share_the_folder_is_named_at_the_start(
+    tiny_random_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(people_module, "signature", lambda folder: None)
+        with pytest.raises(
+            PeopleError, match=r"training rank 0 does not see .* give --run-dir a folder that all machines"
+        ):
+            start(tiny_random_model, tmp_path)
+    dist.destroy_process_group()
+    _, actor = start(tiny_random_model, tmp_path)
+    told = people_module._Told(actor.args, device=actor.device, address="")
+    own = people_module.signature(people_folder(tmp_path))
+    for seen in ([own], [own, own]):
+        monkeypatch.setattr(told, "_call", lambda *_, seen=seen: seen)
+        told._join()
+    for other in (None, "of an earlier start"):
+        monkeypatch.setattr(told, "_call", lambda *_, other=other: [own, other])
+        with pytest.raises(PeopleError, match="policy engine 1 does not see"):
+            told._join()
+    actor.shutdown()
 
 
 def test_another_runs_state_is_refused(tiny_random_model: Path, tmp_path: Path) -> None:

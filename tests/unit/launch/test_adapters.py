@@ -12,7 +12,8 @@ from openclaw.launch.plan import Plan, Recipe
 from openclaw.launch.profiles import GPU8
 from openclaw.launch.report import describe
 from openclaw.launch.resolve import make_plan
-from slime.arguments.memory_budget.budget import PEOPLE_PER_BATCH
+from slime.arguments.memory_budget.budget import PEOPLE_PER_BATCH, people_bytes
+from slime.arguments.memory_budget.shape import policy_shape
 from slime.backends.sglang_utils.server_args import HELD_PEOPLE, PEOPLE_OPTIONS
 from slime.weight_sync import people
 
@@ -69,6 +70,14 @@ def test_the_dry_run_plans_adapters_loaded_in_memory_and_on_disk() -> None:
     first, second = adapter_lines(PER_OWNER, plan.args)
     assert f"of {parameters / 1e6:.1f} million parameters ({2 * parameters / 2**20:.1f} MiB)" in first
     assert f"holds 128 in main memory ({256 * parameters / 2**30:.1f} GiB)" in first
-    assert f"32 people in main memory ({32 * 12 * parameters / 2**30:.1f} GiB)" in second
+    assert f"32 people in main memory, and two copies ({34 * 12 * parameters / 2**30:.1f} GiB)" in second
     assert f"100 people {100 * 5 * 14 * parameters / 2**30:.1f} GiB" in second
     assert first in describe(plan)
+    args = plan.args.changed(sglang_max_loaded_loras=40, sglang_max_loras_per_batch=17, people_in_memory=6)
+    first, second = adapter_lines(PER_OWNER, args)
+    assert (
+        f"with 17 in a batch ({17 * 2 * parameters / 2**30:.1f} GiB of its GPUs) and holds 40 in main memory" in first
+    )
+    assert (
+        f"6 people in main memory, and two copies ({people_bytes(args, policy_shape(args)) / 2**30:.1f} GiB)" in second
+    )

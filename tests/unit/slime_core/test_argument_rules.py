@@ -175,6 +175,10 @@ def test_over_sampling_and_the_end_of_a_run(
         ("--use-lora --adapter-per-person --lr-decay-style cosine", "add --lr-decay-iters N"),
         ("--use-lora --adapter-per-person --update-weights-interval 2", "remove --update-weights-interval"),
         ("--use-lora --adapter-per-person --save-hf x{rollout_id}", "remove --save-hf"),
+        (
+            "--use-lora --adapter-per-person --rollout-external-engine-addrs a:1",
+            "remove --rollout-external-engine-addrs",
+        ),
         ("--use-lora --adapter-per-person --check-weight-update-equal", "remove --check-weight-update-equal"),
         ("--use-lora --adapter-per-person --before-push-path a.b --canary-engine", "remove --canary-engine"),
         ("--use-lora --adapter-per-person --optimizer-cpu-offload", "cannot copy the state of --optimizer-cpu-offload"),

@@ -19,6 +19,7 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import httpx
@@ -31,6 +32,7 @@ from slime.backends.sglang_utils.engine_process import ANSWER_SECONDS, EnginePro
 from slime.backends.sglang_utils.server_hooks import IN_USE
 from slime.backends.sglang_utils.startup_log import Startup
 from slime.exceptions import EngineError, EngineNodeLostError
+from slime.weight_sync.people import signature
 from slime.weight_sync.remote_engine import RemoteProcess
 
 PauseMode = Literal["retract", "in_place", "abort"]
@@ -378,6 +380,10 @@ class SGLangEngine:
             if "does not exist" not in str(error):
                 raise
         return True
+
+    def signature(self, people: str) -> str | None:
+        """Return what this machine sees in the folder of everybody's adapters; see `slime.weight_sync.people.signature`."""
+        return signature(Path(people))
 
     def lora_adapters(self) -> list[str]:
         """Return the names that the server serves: its model and its loaded adapters."""

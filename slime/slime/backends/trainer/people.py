@@ -30,7 +30,6 @@ import torch
 import torch.distributed as dist
 
 from groundwork.checkpoint_names import FORGOTTEN, NEWEST_VERSIONS, PEOPLE, STATE_OF_PERSON
-from groundwork.private_files import private_folder
 from slime.args import Arguments
 from slime.backends.trainer.backend import PolicyBackend
 from slime.backends.trainer.host_memory import HostCopy
@@ -53,10 +52,13 @@ from slime.weight_sync.people import (
     discard,
     folder_of,
     keep,
+    not_shared,
     people_folder,
     prune,
     publish,
     set_back,
+    sign,
+    signature,
 )
 from slime.weight_sync.pushes import Versions, Weights
 from slime.weight_sync.remote_engine import RemoteEngine
@@ -378,7 +380,8 @@ class People:
                 raise CheckpointError(
                     f"{self._folder} is missing, which has the adapters of the checkpoint: use its --run-dir"
                 )
-        on_rank_zero(lambda: private_folder(self._folder))
+        number = self._of_rank_zero(lambda: sign(self._args.run_dir))
+        on_all_ranks(partial(self._check_shared, number))
         while True:
             there, times = self._of_rank_zero(lambda: self._there(named, newest))
             try:
@@ -396,6 +399,10 @@ class People:
             person = self._people[mark] = _Person(name=name, forgotten=times[mark])
             live = 0 if name is None else _number(name)
             person.versions.load({"weight_version": live, "newest_version": max(live, number)})
+
+    def _check_shared(self, number: str) -> None:
+        if signature(self._folder) != number:
+            raise not_shared(self._args.run_dir, f"training rank {self._rank}")
 
     def _there(self, names: Mapping[str, str], marks: Iterable[str]) -> tuple[dict[str, str], dict[str, int]]:
         """Return the versions of those in a manifest whom nobody has deleted since, and how often each was forgotten."""
@@ -510,7 +517,17 @@ class _Told(EngineWeightSync):
     """Tells engines to answer; there is no group to join."""
 
     def _join(self) -> None:
-        """No-op."""
+        """Check that each engine's machine shares the folder of everybody's adapters.
+
+        Raises:
+            PeopleError: one does not.
+        """
+        run_dir = self._args.run_dir
+        seen = self._call(RemoteEngine.signature, str(people_folder(run_dir).absolute()))
+        own = signature(people_folder(run_dir))
+        for number, theirs in enumerate(seen):
+            if theirs is None or theirs != own:
+                raise not_shared(run_dir, f"policy engine {number}")
 
     def _leave(self, *, broken: bool) -> None:
         """No-op."""
