@@ -2,7 +2,7 @@
 
 Guarantees: a call failed if the gateway was out of reach, broke off, answered with a status of 500 or more, ended a stream by
 such an error, or said that engines died under the request. The gateway's other refusals are answers like any other. A failed
-call is forgiven once a chat completion that began after it succeeds: then the program had tried again. A call that the
+call is forgiven once a reply that began after it succeeds: then the program had tried again. A call that the
 program itself gave up says nothing. A failure is known before the program sees it, so no program can end too early for that.
 
 A program whose time was over had less of it if the gateway failed it in between, hangs, or waited for an engine, so `Outage`
@@ -17,10 +17,14 @@ from typing import Any
 import httpx
 
 CHAT = "/v1/chat/completions"
+REPLIES = frozenset({CHAT, "/v1/messages", "/v1/responses"})
+"""Routes that answer with a reply of the model, each in its API."""
 TAIL = 8192
-"""Bytes of an answer's end that are looked at; an error of the gateway's is shorter."""
+"""Bytes of an answer's end, or of an event's begin, that are looked at; an error of the gateway's is shorter."""
 EVENTS = "text/event-stream"
-DONE = b"data: [DONE]"
+ENDS = (b"data: [DONE]", b"event: message_stop\n", b"event: response.completed\n", b"event: response.incomplete\n")
+ERRORS = (b'data: {"error"', b"event: error\n", b"event: response.failed\n")
+"""How the last event of a stream begins, in each API."""
 ENGINE_DIED = "engine_died"
 """Code of a 400, so that nobody repeats a request that may have killed the engines."""
 REFUSED = "invalid_request_error"
@@ -49,13 +53,13 @@ class GatewayHealth:
 
     @property
     def problem(self) -> str | None:
-        """What the gateway failed in last, if no later chat completion succeeded; None if nothing is held against it."""
+        """What the gateway failed in last, if no later reply succeeded; None if nothing is held against it."""
         return self._problem
 
     def call(self, path: str) -> Call:
         """Return the record of a call that begins now."""
         self._begun += 1
-        return Call(self, self._begun, path == CHAT)
+        return Call(self, self._begun, path in REPLIES)
 
     def failed(self, problem: str) -> None:
         """Note a failure."""
@@ -64,7 +68,7 @@ class GatewayHealth:
         self._first = self._first or problem
 
     def succeeded(self, number: int) -> None:
-        """Note that the chat completion with this number was answered."""
+        """Note that the reply with this number was answered."""
         if number > self._failed_at:
             self._problem = None
 
@@ -72,8 +76,8 @@ class GatewayHealth:
 class Call:
     """One call; tell it what comes, before the program gets it."""
 
-    def __init__(self, health: GatewayHealth, number: int, chat: bool) -> None:
-        self._health, self._number, self._chat = health, number, chat
+    def __init__(self, health: GatewayHealth, number: int, reply: bool) -> None:
+        self._health, self._number, self._reply = health, number, reply
         self._status = 0
         self._events = self._known = False
         self._tail = b""
@@ -87,9 +91,14 @@ class Call:
 
     def part(self, data: bytes) -> None:
         """Note a piece of the body."""
-        self._tail = (self._tail + data)[-TAIL:]
-        if self._events:
-            self._read_events()
+        if not self._events:
+            self._tail = (self._tail + data)[-TAIL:]
+            return
+        *whole, self._tail = (self._tail + data).split(b"\n\n")
+        if len(self._tail) > TAIL:
+            self._tail = self._tail[:TAIL] + self._tail[-1:]
+        for event in whole:
+            self._read_event(event)
 
     def ended(self) -> None:
         """Note that the answer is complete."""
@@ -106,21 +115,19 @@ class Call:
         """Note that the connection to the gateway failed."""
         self._failed(reason)
 
-    def _read_events(self) -> None:
-        """Look whether the stream's last whole event ends it."""
-        events = self._tail.split(b"\n\n")
-        last = events[-2] if len(events) > 1 else b""
-        if last.startswith(DONE):
+    def _read_event(self, event: bytes) -> None:
+        """Look whether an event ends the stream."""
+        if event.startswith(ENDS):
             self._succeeded()
-        elif last.startswith(b'data: {"error"'):
-            self._refused(_error(last.removeprefix(b"data: ")))
+        elif event.startswith(ERRORS):
+            self._refused(_error(event[event.index(b"data: ") + len(b"data: ") :]))
 
     def _refused(self, error: dict[str, Any]) -> None:
         """Note an error that the gateway itself answered."""
         if error.get("code") == ENGINE_DIED:
             self._failed("its engines died under a request")
         elif self._events and error.get("type") != REFUSED:
-            self._failed(f"it ended a reply with the error {error.get('code')!r}")
+            self._failed(f"it ended a reply with the error {error.get('code') or error.get('type')!r}")
         self._known = True
 
     def _failed(self, problem: str) -> None:
@@ -131,7 +138,7 @@ class Call:
     def _succeeded(self) -> None:
         if not self._known:
             self._known = True
-            if self._chat:
+            if self._reply:
                 self._health.succeeded(self._number)
 
 
@@ -175,9 +182,10 @@ async def _away_seconds(base_url: str) -> float | None:
 
 
 def _error(body: bytes) -> dict[str, Any]:
-    """Return the error of a body in OpenAI's shape; empty if there is none."""
+    """Return the error of a body, or of a response that failed; empty if there is none."""
     try:
-        error = json.loads(body)["error"]
+        told = json.loads(body)
+        error = told["response"]["error"] if "response" in told else told["error"]
     except (ValueError, KeyError, TypeError):
         return {}
     return error if isinstance(error, dict) else {}

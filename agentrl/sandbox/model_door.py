@@ -23,12 +23,12 @@ from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from agentrl.sandbox.gateway_health import GatewayHealth
+from agentrl.sandbox.gateway_health import REPLIES, GatewayHealth
 from agentrl.sandbox.unix_socket import bound_at
 from groundwork.private_files import private_folder
 
 logger = logging.getLogger(__name__)
-ROUTES = {"/v1/chat/completions": "POST", "/v1/models": "GET"}
+ROUTES = {**dict.fromkeys([*sorted(REPLIES), "/v1/messages/count_tokens"], "POST"), "/v1/models": "GET"}
 MAX_BODY = 16 << 20
 MAX_REQUESTS = 8
 MAX_CONNECTIONS = 64
@@ -86,7 +86,7 @@ class Forward:
         try:
             self._admit(request)
             if self._under_way >= MAX_REQUESTS:
-                raise Refusal(429, "too_many_requests", f"{MAX_REQUESTS} requests are under way; wait for one to end")
+                raise Refusal(503, "too_many_requests", f"{MAX_REQUESTS} requests are under way; wait for one to end")
             self._under_way += 1
             try:
                 await self._until_left(request, await _body(request), send)
@@ -95,19 +95,19 @@ class Forward:
         except Refusal as refusal:
             kind = "invalid_request_error" if refusal.status < 500 else "server_error"
             error = {"message": refusal.message, "type": kind, "param": None, "code": refusal.code}
-            headers = {"retry-after": "1"} if refusal.status == 429 else None
+            headers = {"retry-after": "1"} if refusal.status == 503 else None
             await JSONResponse({"error": error}, refusal.status, headers)(scope, receive, send)
         except ClientDisconnect:
             return
 
     def _admit(self, request: Request) -> None:
         """Raise Refusal unless the key and the route are right."""
-        given = request.headers.get("authorization", "").encode()
-        if not hmac.compare_digest(given, self._wanted):
+        given = request.headers.get("authorization") or f"Bearer {request.headers.get('x-api-key', '')}"
+        if not hmac.compare_digest(given.encode(), self._wanted):
             raise Refusal(401, "invalid_api_key", "this is not the key of this episode")
         method = ROUTES.get(request.url.path)
         if method is None:
-            raise Refusal(404, "unknown_route", f"the sandbox reaches {' and '.join(ROUTES)} only")
+            raise Refusal(404, "unknown_route", f"the sandbox reaches {', '.join(ROUTES)} only")
         if request.method != method:
             raise Refusal(405, "wrong_method", f"use {method} for {request.url.path}")
 

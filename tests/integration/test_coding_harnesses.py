@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +34,12 @@ pytestmark = [
 WORD = "shell/write_word/train/5"
 PATIENT_S = 300.0
 LOOK = f"echo left=$(ls -A {HOME} | wc -l)"
-SHELLS: dict[str, tuple[str, dict[str, Any]]] = {
-    "hermes": ("terminal", {}),
-    "opencode": ("bash", {"description": "Solve the task"}),
+SHELLS: dict[str, Callable[[str], dict[str, Any]]] = {
+    "codex": lambda line: {"name": "exec_command", "arguments": {"cmd": line}},
+    "hermes": lambda line: {"name": "terminal", "arguments": {"command": line}},
+    "opencode": lambda line: {"name": "bash", "arguments": {"command": line, "description": "Solve the task"}},
 }
-"""What a program calls its shell: the tool's name, and what a call has besides the command."""
+"""The call by which a program's model runs a line of bash."""
 
 
 class Model:
@@ -45,9 +47,8 @@ class Model:
 
     def __init__(self, name: str) -> None:
         """Prepare the replies."""
-        tool, besides = SHELLS[name]
         thought = "" if name == "hermes" else "<think>\nA tool helps.\n</think>\n\n"
-        calls = [{"name": tool, "arguments": {"command": line, **besides}} for line in (LOOK, oracle(WORD))]
+        calls = [SHELLS[name](line) for line in (LOOK, oracle(WORD))]
         self.script = [f"{thought}Let me see.\n<tool_call>\n{json.dumps(call)}\n</tool_call>" for call in calls]
         self.script.append(f"{thought}Done.")
         self.prompts: list[str] = []

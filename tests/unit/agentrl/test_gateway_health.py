@@ -65,6 +65,34 @@ def test_a_stream_is_known_by_its_last_event_before_it_ends() -> None:
     assert health.problem is None
 
 
+LONG = json.dumps({"type": "response.completed", "response": {"output": ["word " * TAIL]}}).encode()
+STOP = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
+OVERLOADED = b'event: error\ndata: {"type":"error","error":{"type":"overloaded_error","message":"m"}}\n\n'
+FAILED = b'event: response.failed\ndata: {"type":"response.failed","response":{"error":{"code":"engine_error"}}}\n\n'
+
+
+@pytest.mark.parametrize("size", [1, 1000, 10**6])
+@pytest.mark.parametrize("end", [STOP, b"event: response.completed\ndata: " + LONG + b"\n\n"])
+def test_a_reply_of_another_api_ends_too(end: bytes, size: int) -> None:
+    health = GatewayHealth()
+    data = b'event: ping\ndata: {"type": "ping"}\n\n' + end
+    health.call(CHAT).broke("gone")
+    call = health.call("/v1/messages")
+    call.began(200, EVENTS)
+    for at in range(0, len(data) - 1, size):
+        call.part(data[at : min(at + size, len(data) - 1)])
+    assert health.problem == "gone", "its last event is not whole"
+    call.part(data[-1:])
+    assert health.problem is None
+
+
+@pytest.mark.parametrize(("end", "code"), [(OVERLOADED, "overloaded_error"), (FAILED, "engine_error")])
+def test_a_reply_of_another_api_fails_too(end: bytes, code: str) -> None:
+    health = GatewayHealth()
+    stream(health, end).ended()
+    assert code in (health.problem or "")
+
+
 @pytest.mark.parametrize("size", [1, 3, 1000])
 def test_an_error_may_come_in_pieces(size: int) -> None:
     data = CHUNK * 1000 + event(error())
