@@ -35,6 +35,7 @@ from openclaw.practice.plan import (
     Prompt,
     Wanted,
     distance,
+    emphasised,
     group_rewards,
     is_near,
     is_over,
@@ -353,8 +354,16 @@ class PracticeLoop:
         return read_reply(prompt, answer)
 
     async def _taught(self, reply: Reply) -> TopK:
-        """Return the likeliest tokens of the base model that reads the lessons, at each token of a reply."""
-        return likeliest(await self._scored(self._base, reply.prompt.teacher_ids, reply))
+        """Return the teacher's likeliest tokens at each token of a reply.
+
+        To a prompt without the lessons it means them a little more than the base model does.
+        """
+        taught = self._scored(self._base, reply.prompt.teacher_ids, reply)
+        if not reply.prompt.is_plain:
+            return likeliest(await taught)
+        return emphasised(
+            *map(likeliest, await together(taught, self._scored(self._base, reply.prompt.student_ids, reply)))
+        )
 
     async def _compared(self, due: Due, replies: list[Reply]) -> list[tuple[str, Sample]]:
         """Return the replies to plain prompts with the rewards of their groups, with their turns; none without a rubric."""
@@ -414,11 +423,9 @@ class PracticeLoop:
             raise ValueError("the held-out prompts have no replies")
 
         async def one(reply: Reply) -> float:
-            student, teacher = await together(
-                self._scored(self._engine, reply.prompt.student_ids, reply),
-                self._scored(self._base, reply.prompt.teacher_ids, reply),
-            )
-            return distance(likeliest(student), likeliest(teacher))
+            teacher = await self._taught(reply)
+            student = await self._scored(self._engine, reply.prompt.student_ids, reply)
+            return distance(likeliest(student), teacher)
 
         return sum(await together(*map(one, replies))) / sum(len(reply.ids) for reply in replies)
 

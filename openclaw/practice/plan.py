@@ -1,6 +1,7 @@
 """What practice does next: which lessons the teacher reads, how many replies a round draws, how far the weights are, when it ends.
 
-The teacher is the base model that reads the lessons; the student is the present weights without them. How far the student is from
+The teacher is the base model that reads the lessons, and means them a little more than it does (`emphasised`); the student is
+the present weights without them. How far the student is from
 it is the reverse KL at the tokens of the student's own replies, ``sum_v p(v) (log p(v) - log q(v))`` with the student's ``p`` and
 the teacher's ``q``. Each engine reports its likeliest tokens only, so ``v`` runs over those that both report and one bucket for
 all others. Merging tokens never raises a KL, so it is a lower bound; with 50 tokens it is close.
@@ -203,6 +204,32 @@ def is_near(sampled: Sequence[float], now: Sequence[float]) -> bool:
     """
     distances = [abs(one - other) for one, other in zip(sampled, now, strict=True)]
     return bool(distances) and math.fsum(distances) / len(distances) < FAR
+
+
+EMPHASIS = 0.5
+"""How much more than the base model that reads the lessons the teacher means them, log/practice.md."""
+
+
+def emphasised(taught: TopK, plain: TopK, by: float = EMPHASIS) -> TopK:
+    """Return a teacher's tokens with what the lessons change raised: ``log q(v) + by (log q(v) - log p(v))``, normalised.
+
+    Tokens that the lessons do not touch, such as the numbers of an answer, keep their odds. All tokens outside the lists keep
+    their share.
+
+    Args:
+        taught: the likeliest tokens of the base model that reads the lessons, ``q``.
+        plain: those of the base model without them, ``p``, at the same positions. A token that is not among them counts as
+            the least likely of them, which is more than it has.
+        by: 0 gives ``taught``.
+    """
+    rows: list[list[float]] = []
+    for ids, values, known, others in zip(taught.ids, taught.log_probs, plain.ids, plain.log_probs, strict=True):
+        without, least = dict(zip(known, others, strict=True)), min(others)
+        raised = [value + by * (value - without.get(token, least)) for token, value in zip(ids, values, strict=True)]
+        rest = max(0.0, 1.0 - math.fsum(map(math.exp, values)))
+        whole = math.log(math.fsum(map(math.exp, raised)) + rest)
+        rows.append([value - whole for value in raised])
+    return TopK(rows, taught.ids)
 
 
 def distance(student: TopK, teacher: TopK) -> float:

@@ -147,9 +147,8 @@ def test_a_round_draws_from_the_weights_and_is_scored_by_the_base_that_reads_the
     assert len(lessoned) == 8, "the weights that learn the lesson practise to read it, too"
     assert [sample.tokens[:4] for sample in samples[16::2]] == [[1, 2, 3, 105 - n] for n in range(4)]
     plain = [payload for payload, _ in run.engine.requests if payload.get("lora_path") is None]
-    assert all(payload["input_ids"][:3] == [1, 2, 3] and payload["input_ids"][4] == 3 for payload in taught), (
-        "the prompt with the lesson"
-    )
+    reads = [payload["input_ids"][4] == 3 for payload in taught]
+    assert (sum(reads), len(reads)) == (4 + 24, 4 + 24 + 4 + 16), "with the lesson, and for plain replies without it"
     assert all(payload["input_ids"][:3] == [1, 2, 3] for payload in plain)
     asked = [payload["input_ids"][4:] for payload in plain]
     assert [ids for ids in asked if 3 not in ids] == [[]] * 4 + [REPLY] * 4 + [[]] * 16, "measured, then practised"

@@ -17,6 +17,7 @@ from openclaw.practice.plan import (
     Prompt,
     Wanted,
     distance,
+    emphasised,
     group_rewards,
     is_near,
     is_over,
@@ -106,6 +107,20 @@ def test_every_prompt_has_a_first_reply_before_any_has_a_second() -> None:
     assert [(each.turn.id, count) for each, count in replies_of_round(long, 2000, 5000, 8192)] == [("b", 1)]
     assert REPLY_TOKENS < 2000
     assert replies_of_round([prompt("a", 10, 100)], 10**6, 20, 100) == [], "the teacher's reading must fit, too"
+
+
+def test_an_emphasised_teacher_raises_what_the_lessons_change_and_nothing_else() -> None:
+    logs = [[math.log(each) for each in row] for row in ([0.4, 0.3, 0.1], [0.1, 0.3, 0.1])]
+    taught, plain = TopK([logs[0]], [[7, 8, 9]]), TopK([logs[1]], [[7, 8, 9]])
+    same = emphasised(taught, taught)
+    assert same.log_probs[0] == pytest.approx(taught.log_probs[0])
+    assert emphasised(taught, plain, 0.0).log_probs[0] == pytest.approx(taught.log_probs[0])
+    [raised] = emphasised(taught, plain, 0.5).log_probs
+    odds = [math.exp(value - raised[1]) for value in raised]
+    assert odds == pytest.approx([0.4 * 2 / 0.3, 1.0, 1 / 3]), "four times as likely with the lesson: doubled"
+    assert math.fsum(map(math.exp, raised)) == pytest.approx(1 - 0.2 / (0.8 + 0.3 + 0.1 + 0.2)), "the rest is a share"
+    missing = TopK([logs[1][1:]], [[8, 9]])
+    assert emphasised(taught, missing, 0.5).log_probs[0] == pytest.approx(raised), "as the least likely one"
 
 
 def test_a_group_rewards_what_obeys_more_than_the_others() -> None:
