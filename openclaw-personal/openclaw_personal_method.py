@@ -1,6 +1,7 @@
 """Personal learning: lessons act at once, practice moves them into adapters, rewards train what was said without them.
 
-    practised reply:  KL(pi || pi_base given the lessons), on the teacher's 50 most likely tokens of each position
+    practised reply:  KL(pi || q), on the 50 most likely tokens of each position; q is the base model that reads the lessons
+                      and means them a little more (`openclaw.practice.plan.emphasised`)
     turn:             A[k] = r,  r in {+1, -1} by majority of the PRM's votes
 
 Guarantees: a judged turn whose prompt had no lesson gives a sample if r is +1 or -1. The samples of practice are the runtime's
