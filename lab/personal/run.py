@@ -521,10 +521,12 @@ def gate_decisions(ledger: Ledger) -> list[dict[str, Any]]:
         if each.kind not in ("step", "refused"):
             continue
         margin, error = (each.metrics.get(f"gate/{name}") for name in ("margin", "margin_error"))
-        judged = margin is not None and error is not None and not each.metrics.get(TOO_FEW)
-        fell = judged and Margin(margin, error, 0, 0).fell(bounds.gate_errors, bounds.gate_margin)
-        numbers = {"margin": margin, "error": error} if judged else {"margin": None, "error": None}
-        found.append({"accepted": each.kind == "step", **numbers, "fell": fell, "why": each.why})
+        if margin is None or error is None or each.metrics.get(TOO_FEW):
+            margin, error, fell = None, None, False
+        else:
+            fell = Margin(margin, error, 0, 0).fell(bounds.gate_errors, bounds.gate_margin)
+        accepted = each.kind == "step"
+        found.append({"accepted": accepted, "margin": margin, "error": error, "fell": fell, "why": each.why})
     return found
 
 

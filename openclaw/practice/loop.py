@@ -361,9 +361,9 @@ class PracticeLoop:
         taught = self._scored(self._base, reply.prompt.teacher_ids, reply)
         if not reply.prompt.is_plain:
             return likeliest(await taught)
-        return emphasised(
-            *map(likeliest, await together(taught, self._scored(self._base, reply.prompt.student_ids, reply)))
-        )
+        plain = self._scored(self._base, reply.prompt.student_ids, reply)
+        with_lessons, without = await together(taught, plain)
+        return emphasised(likeliest(with_lessons), likeliest(without))
 
     async def _compared(self, due: Due, replies: list[Reply]) -> list[tuple[str, Sample]]:
         """Return the replies to plain prompts with the rewards of their groups, with their turns; none without a rubric."""
