@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from openclaw.ledger.records import Turn
+from openclaw.messages import classify
 from openclaw.messages.classify import RULES, Asked, side_kind
 from tests.helpers.conversations import World, assistant, user
 
@@ -52,3 +54,33 @@ async def test_a_suggestion_call_gives_no_reply_a_next_state(world: World) -> No
     assert (context.kind, context.next_state_of) == ("side", None)
     context, _ = await world.turn([system, request, assistant("a.py"), user("and sizes")], assistant("3"), tools=True)
     assert (context.kind, context.next_state_of) == ("main", first.id)
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["before the user's words", "after them"])
+@pytest.mark.parametrize(
+    "call",
+    [call for call in CALLS if call["kind"] in ("suggestion", "compaction", "title")],
+    ids=lambda call: f"{call['client']}-{call['step']}",
+)
+async def test_without_a_list_the_reaction_is_what_the_conversation_goes_on_with(
+    world: World, monkeypatch: pytest.MonkeyPatch, call: dict[str, Any], late: bool
+) -> None:
+    """A client that nobody listed adds words of its own to the whole history; then the user goes on, or had gone on."""
+    monkeypatch.setattr(classify, "RULES", ())
+    system, *_, asking = call["messages"]
+    history = [system, user("list the files"), assistant("a.py")]
+    gone_on = [*history, user("no, with their sizes")]
+    more = [*gone_on, assistant("3 kB"), user("thanks")]
+
+    async def turn(messages: list[dict[str, Any]], reply: str, *, tools: bool = True) -> Turn:
+        return (await world.turn(messages, assistant(reply), session="here", tools=tools))[1]
+
+    first = await turn(history[:2], "a.py")
+    if not late:
+        await turn([*history, asking], "run it", tools=call["tools"])
+    second = await turn(gone_on, "3 kB")
+    if late:
+        await turn(more, "You are welcome.")
+        await turn([*history, asking], "run it", tools=call["tools"])
+        assert world.next_state(second) == more[-1:]
+    assert world.next_state(first) == gone_on[-1:]
