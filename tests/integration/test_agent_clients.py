@@ -1,13 +1,18 @@
 """Real agent clients, set up by their pages, in an episode with a tool: what a person would call a turn is one, whole and exact.
 
 The engine plays replies that the test knows, so a client's behaviour is certain. Each client reads a note with its own shell,
-tells what it says, and hears the user's reaction in a second start of the client.
+tells what it says, and hears the user's reaction in a second start of the client. The SDKs of OpenAI and Anthropic do the same.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +21,9 @@ from openclaw.ledger.records import Turn
 from openclaw.messages.classify import user_words
 from openclaw.messages.text import content_text
 from slime.rollout.segments import SampledTurn, merge
+from tests.helpers import sdk_episodes
 from tests.helpers.agent_clients import CHAT_CLIENTS, CONTEXT, RESPONSES_CLIENTS, AgentClient
+from tests.helpers.node import REPOSITORY, node_packages
 from tests.helpers.qwen_tokenizers import QWEN3_TEMPLATE
 from tests.helpers.stand_in_server import StandInServer, stand_in_server
 
@@ -35,10 +42,10 @@ class Model:
     A reply without the thought before it would begin another sample, so for a client that drops thoughts it has none.
     """
 
-    def __init__(self, client: AgentClient) -> None:
-        """Prepare the replies."""
-        call = {"name": client.tool, "arguments": dict(client.arguments)}
-        thought = THOUGHT if client.thoughts else ""
+    def __init__(self, tool: str, arguments: Mapping[str, Any], *, thoughts: bool) -> None:
+        """Prepare the replies; the first one calls a tool."""
+        call = {"name": tool, "arguments": dict(arguments)}
+        thought = THOUGHT if thoughts else ""
         self.call = f"{thought}Let me look.\n<tool_call>\n{json.dumps(call)}\n</tool_call>"
         self.told, self.shorter = f"{thought}{TOLD}", f"{thought}{SHORTER}"
         self.said: dict[str, str] = {}
@@ -93,7 +100,7 @@ def check_episode(server: StandInServer, model: Model) -> None:
 @pytest.mark.parametrize("client", [*CHAT_CLIENTS, *RESPONSES_CLIENTS], ids=lambda client: client.name)
 def test_an_episode_of_a_client(client: AgentClient, tmp_path: Path) -> None:
     client.installed()
-    model = Model(client)
+    model = Model(client.tool, client.arguments, thoughts=client.thoughts)
     with stand_in_server(tmp_path, model, context_length=CONTEXT) as server:
         server.tokenizer.chat_template = QWEN3_TEMPLATE  # it repeats what was said since the user's last words
         home = client.set_up(tmp_path / "home", server.url)
@@ -104,3 +111,38 @@ def test_an_episode_of_a_client(client: AgentClient, tmp_path: Path) -> None:
         answered = [request for request in server.heard if request.body.get("messages") or request.body.get("input")]
         wait_until(lambda: len(server.turns()) >= len(answered), lambda: f"{len(server.turns())} of {len(answered)}")
         check_episode(server, model)
+
+
+def play(tmp_path: Path, thoughts: bool, episode: Callable[[str], tuple[str, str]]) -> None:
+    """Serve a gateway, play the episode of a library at its address, and check it."""
+    model = Model(sdk_episodes.TOOL, sdk_episodes.ARGUMENTS, thoughts=thoughts)
+    with stand_in_server(tmp_path, model, context_length=CONTEXT) as server:
+        server.tokenizer.chat_template = QWEN3_TEMPLATE
+        assert episode(server.url) == (TOLD, SHORTER)
+        wait_until(lambda: len(server.turns()) == 3, lambda: f"{len(server.turns())} of 3")
+        check_episode(server, model)
+
+
+@pytest.mark.parametrize(
+    ("episode", "thoughts"), [(sdk_episodes.openai_chat, False), (sdk_episodes.openai_responses, True)]
+)
+def test_an_episode_of_a_python_library(episode: sdk_episodes.Episode, thoughts: bool, tmp_path: Path) -> None:
+    play(tmp_path, thoughts, lambda url: episode(url, ASKED, NOTE, REACTION))
+
+
+@pytest.mark.parametrize(("dialect", "thoughts"), [("chat", False), ("responses", True)])
+def test_an_episode_of_a_javascript_library(dialect: str, thoughts: bool, tmp_path: Path) -> None:
+    installed, node = node_packages("js_client"), shutil.which("node")
+    if node is None:
+        pytest.skip("no node on the PATH; install it (apt-get install nodejs npm)")
+    script = REPOSITORY / "tests/integration/js_client/episode.mjs"
+
+    def run(url: str) -> tuple[str, str]:
+        words = {"ASKED": ASKED, "NOTE": NOTE, "REACTION": REACTION}
+        environment = {**os.environ, "BASE_URL": url, "INSTALLED": str(installed), **words}
+        done = subprocess.run([node, script, dialect], env=environment, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        told, shorter = json.loads(done.stdout)
+        return told, shorter
+
+    play(tmp_path, thoughts, run)
