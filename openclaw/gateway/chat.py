@@ -14,7 +14,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -40,7 +40,16 @@ from openclaw.gateway.dialects import CHAT, Dialect
 from openclaw.gateway.dialects.dialect import Question, unslim
 from openclaw.gateway.dialects.text_completions import check_prompt_ids
 from openclaw.gateway.episodes import EpisodeDesk
-from openclaw.gateway.errors import CLIENT_GONE, ApiError, ClientGoneError, answer, bad_request, defect, stopping
+from openclaw.gateway.errors import (
+    CLIENT_GONE,
+    ApiError,
+    ClientGoneError,
+    answer,
+    bad_request,
+    defect,
+    stopping,
+    too_long,
+)
 from openclaw.gateway.guard import client_of, note_reply
 from openclaw.gateway.large_bodies import LargeBodies
 from openclaw.gateway.lessons import LessonDesk, wished
@@ -53,11 +62,12 @@ from openclaw.gateway.schema import ChatRequest, prompt_characters
 from openclaw.gateway.served import Served, ServedReplies
 from openclaw.gateway.stream import Connected, EventStream, json_response
 from openclaw.gateway.turns import TurnDesk
-from openclaw.ledger.records import PlainPart, Turn, TurnKind
+from openclaw.ledger.records import PlainPart, SeenPicture, Turn, TurnKind
 from openclaw.ledger.store import Ledger
 from openclaw.lessons.lesson import Lesson, as_hint
 from openclaw.messages.classify import Asked, side_kind
 from openclaw.messages.commands import Heard, hear
+from openclaw.messages.fingerprint import History
 from openclaw.messages.hints import append_hint
 from openclaw.owners import TEXT_COMPLETION, episode_of, new_completion_id, owner_of, tool_call_id
 from openclaw.sessions import SESSION_HEADERS, Sessions
@@ -71,6 +81,52 @@ LookUp = Callable[[Question, Client], Awaitable[Question]]
 """Completes a question that names what the ledger has."""
 LARGE_PROMPT = 1 << 17
 """Characters of a prompt that is tokenised beside the others, not before them: a quarter of a second's work."""
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """What a request says, and what we know of it before its prompt is written.
+
+    Attributes:
+        messages: with named pictures.
+        tools: that the model may call, None if it may not call any.
+        pictures: of the messages, in order.
+        served: our replies among the messages.
+        history: digests of the messages, None if none is a reply.
+        kind: ``main`` or ``side``.
+        done: whether the session ends with this turn.
+        lessons: that the prompt is to carry.
+    """
+
+    messages: list[Message]
+    tools: list[dict[str, Any]] | None
+    pictures: Sequence[Picture]
+    served: Served
+    history: History | None
+    kind: TurnKind
+    done: bool
+    lessons: Sequence[Lesson]
+
+
+@dataclass(frozen=True)
+class Written:
+    """A prompt.
+
+    Attributes:
+        template_ids: as the chat template writes it.
+        thought: whether it ends inside a thought.
+        ids: with each picture's placeholder repeated.
+        seen: its pictures.
+        plain: how the prompt without lessons differs; None if this one has none.
+        lessons: what became of the lessons, for the metrics; None without any.
+    """
+
+    template_ids: list[int]
+    thought: Thought
+    ids: list[int]
+    seen: tuple[SeenPicture, ...]
+    plain: PlainPart | None = None
+    lessons: str | None = None
 
 
 class ChatService:
@@ -184,32 +240,31 @@ class ChatService:
             client: who asks. The agent of an episode gets what the policy samples by itself, whatever temperature it asks
                 for, because no other reply can be trained.
         """
-        request, raw, owner = question.request, question.raw, client.owner
+        owner = client.owner
         if episode_of(owner) is not None:
-            request = request.model_copy(update={"temperature": None, "top_p": None, "seed": None})
+            sampling = {"temperature": None, "top_p": None, "seed": None}
+            question = replace(question, request=question.request.model_copy(update=sampling))
+        request = question.request
 
         async def prepare() -> Opening | OwnAnswer:
-            _, done = read_headers(headers, request)
-            asked = raw["messages"]
+            asked = question
             if self.config.commands and episode_of(owner) is None:
-                heard = hear(asked)
-                asked = heard.messages
-                if heard.command is not None and turn_kind(asked, request, headers) == "main":
+                heard = hear(question.raw["messages"])
+                asked = replace(question, raw={**question.raw, "messages": heard.messages})
+                if heard.command is not None and turn_kind(heard.messages, request, headers) == "main":
                     return self._own_answer(heard, question, headers, client)
-            messages, pictures = await self._pictures.read(asked, owner)
-            served, history = await self._served.find(messages, request.tool_schemas, owner)
-            kind = turn_kind(messages, request, headers)
-            lessons = await self.lessons.of_request(client, kind, wished(headers))
-            prompt = await self._prompt(request, {**raw, "messages": messages}, served, pictures, lessons)
+            conversation = await self._conversation(asked, headers, client)
+            prompt = await self._prompt(request, conversation)
             begin = partial(
                 self.sessions.begin,
                 headers,
                 prompt.messages,
                 owner=owner,
                 body_session_id=request.session_id,
-                stated_kind=kind,
-                done=done,
-                history=history,
+                stated_kind=conversation.kind,
+                done=conversation.done,
+                history=conversation.history,
+                streamed=bool(request.stream),
             )
             return Opening([self._capture(prompt, index) for index in range(request.choices)], begin)
 
@@ -312,11 +367,12 @@ class ChatService:
         """
         room = self.config.context_length - len(ids)
         if room <= 0:
-            raise bad_request(
+            raise too_long(
                 f"This model's maximum context length is {self.config.context_length} tokens. However, your {param} "
                 f"resulted in {len(ids)} tokens. Please reduce the length of the {param}.",
                 param=param,
-                code="context_length_exceeded",
+                tokens=len(ids),
+                most=self.config.context_length,
             )
         return room
 
@@ -355,76 +411,113 @@ class ChatService:
         self._large_renderer.close()
         self._pictures.close()
 
-    async def _prompt(
-        self,
-        request: ChatRequest,
-        raw: Mapping[str, Any],
-        served: Served,
-        pictures: Sequence[Picture],
-        lessons: Sequence[Lesson],
-    ) -> Prompt:
-        """Render a request, with and without lessons if it has any, and plan its sampling."""
+    async def question(self, dialect: Dialect, body: bytes, admission: Admission | None = None) -> Question:
+        """Return what a body asks; a large one is read in the worker, and only then waits for ``admission``.
+
+        Raises:
+            ApiError: what `Dialect.read` and `LargeBodies.slim` raise.
+        """
+        large = len(body) > LARGE_BODY.most
+        if large:
+            body = await self.large_bodies.slim(body, dialect)
+        if admission is not None:
+            await admission.enter()
+        return unslim(dialect, body) if large else dialect.read(body, self.config.context_length)
+
+    async def count_tokens(self, question: Question, headers: Mapping[str, str], client: Client) -> int:
+        """Return the tokens of the prompt that a reply would have, also of one that the context cannot hold.
+
+        Raises:
+            ApiError: 400 for messages that cannot be rendered, or an invalid header.
+        """
+        if self.config.commands and episode_of(client.owner) is None:
+            question = replace(question, raw={**question.raw, "messages": hear(question.raw["messages"]).messages})
+        conversation = await self._conversation(question, headers, client)
+        return len((await self._written(question.request, conversation)).ids)
+
+    async def _conversation(self, question: Question, headers: Mapping[str, str], client: Client) -> Conversation:
+        """Return a request's messages with named pictures, and what we know of it."""
+        request, owner = question.request, client.owner
+        _, done = read_headers(headers, request)
+        messages, pictures = await self._pictures.read(question.raw["messages"], owner)
+        served, history = await self._served.find(messages, request.tool_schemas, owner)
+        kind = turn_kind(messages, request, headers)
+        lessons = await self.lessons.of_request(client, kind, wished(headers))
+        tools = list(question.raw["tools"]) if request.offers_tools else None
+        return Conversation(messages, tools, pictures, served, history, kind, done, lessons)
+
+    async def _prompt(self, request: ChatRequest, conversation: Conversation) -> Prompt:
+        """Render a request and plan its sampling."""
         created_at = self.clock()
-        tools = list(raw["tools"]) if request.offers_tools else None
-        large = prompt_characters(raw["messages"], tools or ()) > LARGE_PROMPT
-        renderer = self._large_renderer if large else self._renderer
-        rendered = renderer.prepare(raw["messages"], tools, request.template_kwargs, self._format.reasoning, served)
-        try:
-            if lessons:  # both at once: one wait for the renderer's thread, not two
-                hinted = self._with_lessons(renderer, request, raw["messages"], tools, served, lessons)
-                (template_ids, thought), with_lessons = await asyncio.gather(rendered, hinted)
-            else:
-                (template_ids, thought), with_lessons = await rendered, None
-        except RenderError as error:
-            raise bad_request(str(error), param="messages") from error
-        ids, seen = self._pictures.expanded(template_ids, pictures)
+        written, served = await self._written(request, conversation), conversation.served
         self.metrics.replayed_replies.labels(ids="sampled").inc(served.sampled)
         self.metrics.replayed_replies.labels(ids="rendered").inc(served.rendered)
-        room, plain = self._room(ids, "messages"), None
-        if with_lessons is not None:
-            longer, places = self._pictures.expanded(with_lessons[0], pictures)
-            wanted = request.requested_tokens or room
-            least = max(wanted if wanted < room else (room + 1) // 2, request.min_tokens or 0)
-            fits = self.config.context_length - len(longer) >= least
-            self.metrics.lessons.labels(outcome="served" if fits else "overflow").inc()
-            if fits:
-                plain = PlainPart.between(longer, ids)
-                (template_ids, thought), ids, seen = with_lessons, longer, places
-                room = self._room(ids, "messages")
-        grammar = reply_grammar(request, self._format.tools, self._format.reasoning, thought)
+        room = self._room(written.ids, "messages")
+        if written.lessons is not None:
+            self.metrics.lessons.labels(outcome=written.lessons).inc()
+        grammar = reply_grammar(request, self._format.tools, self._format.reasoning, written.thought)
         plan = plan_sampling(request, self.config, room, grammar, vocabulary=self._vocabulary)
         return Prompt(
             id=new_completion_id(),
             model=self._model_name,
             request=request,
-            messages=list(raw["messages"]),
-            tools=tools,
-            ids=ids,
-            pictures=seen,
-            for_engine=engine_pictures(template_ids, seen),
+            messages=conversation.messages,
+            tools=conversation.tools,
+            ids=written.ids,
+            pictures=written.seen,
+            for_engine=engine_pictures(written.template_ids, written.seen),
             placeholders=self._pictures.placeholders,
-            inside_reasoning=thought == "open",
+            inside_reasoning=written.thought == "open",
             plan=plan,
             created_at=created_at,
             topk=self._topk if plan.excluded is None else 0,
-            plain=plain,
-            lessons=tuple((lesson.id, lesson.text) for lesson in lessons) if plain else (),
+            plain=written.plain,
+            lessons=tuple((lesson.id, lesson.text) for lesson in conversation.lessons) if written.plain else (),
         )
+
+    async def _written(self, request: ChatRequest, conversation: Conversation) -> Written:
+        """Return the prompt of a request, with its lessons if it has any and they fit.
+
+        Raises:
+            ApiError: 400 for messages that the chat template refuses.
+        """
+        messages, tools, served = conversation.messages, conversation.tools, conversation.served
+        large = prompt_characters(messages, tools or ()) > LARGE_PROMPT
+        renderer = self._large_renderer if large else self._renderer
+        rendered = renderer.prepare(messages, tools, request.template_kwargs, self._format.reasoning, served)
+        try:
+            if conversation.lessons:  # both at once: one wait for the renderer's thread, not two
+                hinted = self._with_lessons(renderer, request, conversation)
+                (template_ids, thought), again = await asyncio.gather(rendered, hinted)
+            else:
+                (template_ids, thought), again = await rendered, None
+        except RenderError as error:
+            raise bad_request(str(error), param="messages") from error
+        ids, seen = self._pictures.expanded(template_ids, conversation.pictures)
+        plain = Written(template_ids, thought, ids, seen)
+        room = self.config.context_length - len(ids)
+        if room <= 0 or again is None:
+            return plain
+        longer, places = self._pictures.expanded(again[0], conversation.pictures)
+        wanted = request.requested_tokens or room
+        least = max(wanted if wanted < room else (room + 1) // 2, request.min_tokens or 0)
+        if self.config.context_length - len(longer) < least:
+            return replace(plain, lessons="overflow")
+        return Written(*again, longer, places, PlainPart.between(longer, ids), "served")
 
     async def _with_lessons(
         self,
         renderer: Renderer,
         request: ChatRequest,
-        messages: Sequence[Message],
-        tools: list[dict[str, Any]] | None,
-        served: Served,
-        lessons: Sequence[Lesson],
+        conversation: Conversation,
     ) -> tuple[list[int], Thought] | None:
         """Return the prompt with lessons at the end of the last user message, or None if it has no place for them."""
-        again = replace(served, sampled=0, rendered=0)
+        again = replace(conversation.served, sampled=0, rendered=0)
         try:
-            hinted = append_hint(list(messages), as_hint(lessons))
-            return await renderer.prepare(hinted, tools, request.template_kwargs, self._format.reasoning, again)
+            hinted = append_hint(list(conversation.messages), as_hint(conversation.lessons))
+            return await renderer.prepare(
+                hinted, conversation.tools, request.template_kwargs, self._format.reasoning, again
+            )
         except ValueError:
             self.metrics.lessons.labels(outcome="refused").inc()
             logger.warning("a request is served without lessons: the chat template has no place for them")
@@ -508,16 +601,8 @@ class Completions:
 
     async def _answer(self, request: Request, until_sent: AsyncExitStack) -> Response:
         """Return the response; a streamed reply lives until ``until_sent`` exits."""
-        body, dialect = take_body(request.scope), self._dialect
-        if len(body) > LARGE_BODY.most:
-            body = await self._service.large_bodies.slim(body, dialect)
-            await self._admission.enter()
-            question = unslim(dialect, body)
-        else:
-            await self._admission.enter()
-            question = dialect.read(body, self._service.config.context_length)
-        del body
         client = client_of(request.scope)
+        question = await self._service.question(self._dialect, take_body(request.scope), self._admission)
         if self._look_up is not None:
             question = await self._look_up(question, client)
         reply = self._begin(question, request.headers, client)

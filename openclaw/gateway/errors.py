@@ -10,7 +10,7 @@ send instead. It never contains a key or any part of a conversation.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -65,6 +65,7 @@ class ApiError(OpenClawError):
         kind: str | None = None,
         retry_after: int | None = None,
         limit: str | None = None,
+        excess: Sequence[int] | None = None,
     ) -> None:
         """Create the answer.
 
@@ -76,6 +77,7 @@ class ApiError(OpenClawError):
             kind: OpenAI's ``type``; the default follows from the status.
             retry_after: seconds after which the client may retry; a 503 has 1.
             limit: name of the bound that the request reached (`openclaw.config.bounds`), or None.
+            excess: of a prompt that the context cannot hold, its tokens and those of the context.
         """
         super().__init__(message)
         self.status = status
@@ -83,6 +85,7 @@ class ApiError(OpenClawError):
         self.code = code
         self.param = param
         self.limit = limit
+        self.excess = None if excess is None else (excess[0], excess[1])
         self.retry_after = retry_after or (1 if status == 503 else None)
         self.kind = kind or _KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
 
@@ -93,13 +96,21 @@ class ApiError(OpenClawError):
     def messages_body(self, request_id: str | None = None) -> dict[str, Any]:
         """Return the JSON body in Anthropic's shape."""
         kind = _MESSAGES_KINDS.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
-        return {"type": "error", "error": {"type": kind, "message": self.message}, "request_id": request_id}
+        message = self.message
+        if self.excess is not None:  # clients of this API shorten the conversation when they read these words
+            message = f"prompt is too long: {self.excess[0]} tokens > {self.excess[1]} maximum"
+        return {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id}
 
     def body_at(self, path: str, request_id: str | None = None) -> dict[str, Any]:
         """Return the JSON body in the shape of a path."""
-        if path == MESSAGES_PATH or path.startswith(f"{MESSAGES_PATH}/"):
+        if is_below_messages(path):
             return self.messages_body(request_id)
         return self.body()
+
+
+def is_below_messages(path: str) -> bool:
+    """Return whether a path belongs to the Messages API."""
+    return path == MESSAGES_PATH or path.startswith(f"{MESSAGES_PATH}/")
 
 
 def answer(error: ApiError, scope: Mapping[str, Any]) -> Response:
@@ -131,6 +142,12 @@ def bad_request(
 ) -> ApiError:
     """Return a 400 about a request field; ``bound`` is the bound that it exceeds."""
     return ApiError(400, message, param=param, code=code, limit=bound.name if bound else None)
+
+
+def too_long(message: str, *, param: str, tokens: int, most: int, bound: Bound | None = None) -> ApiError:
+    """Return the 400 ``context_length_exceeded`` about a prompt in ``param``, of at least ``tokens`` tokens."""
+    limit = bound.name if bound else None
+    return ApiError(400, message, param=param, code="context_length_exceeded", limit=limit, excess=(tokens, most))
 
 
 def from_validation(error: ValidationError, advice: Callable[[Place], str | None] = lambda place: None) -> ApiError:

@@ -48,6 +48,7 @@ from openclaw.gateway.errors import (
     answer,
     bad_request,
     defect,
+    is_below_messages,
     stopping,
 )
 from openclaw.gateway.limits import Bodies, RateLimitError, RateLimits, take_body
@@ -61,6 +62,7 @@ MODELS_PATH = "/v1/models"
 FEEDBACK_PATH = "/v1/feedback"
 EPISODE_ROUTES = (*(("POST", dialect.path) for dialect in EPISODE_DIALECTS), ("GET", MODELS_PATH))
 """Methods and paths, with what is below them, that an agent may use with the key of its episode."""
+ALLOWED = ", ".join(map(" ".join, EPISODE_ROUTES))
 LIMITED_METHODS = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 """Requests for models and metrics do not count against a key's limits."""
 WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
@@ -119,6 +121,8 @@ class Guard:
                     record.id = outgoing.setdefault("x-request-id", record.id)
                 else:
                     outgoing["x-request-id"] = record.stated_id
+                if is_below_messages(scope["path"]):
+                    outgoing["request-id"] = record.id
             await send(message)
 
         try:
@@ -192,7 +196,7 @@ def check_episode(client: Client, method: str, path: str) -> None:
     ):
         raise ApiError(
             403,
-            "the key of an episode may use POST /v1/chat/completions and GET /v1/models only; send the key that created it",
+            f"the key of an episode may use {ALLOWED} only; send the key that created it",
             code="episode_key",
         )
 

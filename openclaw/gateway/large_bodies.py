@@ -31,7 +31,7 @@ from typing import BinaryIO
 import orjson
 
 from openclaw.config.bounds import LARGE_BODIES
-from openclaw.gateway.dialects import DIALECTS, Dialect
+from openclaw.gateway.dialects import READ, Dialect
 from openclaw.gateway.dialects.dialect import slim
 from openclaw.gateway.errors import ApiError, bad_request
 
@@ -74,7 +74,7 @@ class LargeBodies:
         try:
             async with self._free:
                 for _ in range(ATTEMPTS):
-                    answer = await self._ask(bytes([DIALECTS.index(dialect)]) + body)
+                    answer = await self._ask(bytes([READ.index(dialect)]) + body)
                     if answer is not None:
                         break
                 else:
@@ -168,12 +168,14 @@ def _peak_kb() -> int:
 
 
 def _answer(source: BinaryIO, length: int) -> bytes:
-    context_length, dialect = int.from_bytes(source.read(LENGTH_BYTES), "big"), DIALECTS[source.read(1)[0]]
+    context_length, dialect = int.from_bytes(source.read(LENGTH_BYTES), "big"), READ[source.read(1)[0]]
     body = source.read(length - LENGTH_BYTES - 1)
     try:
         return SLIM + slim(dialect.read(body, context_length))
     except ApiError as error:
-        fields = {name: getattr(error, name) for name in ("status", "message", "code", "param", "kind", "limit")}
+        fields = {
+            name: getattr(error, name) for name in ("status", "message", "code", "param", "kind", "limit", "excess")
+        }
         return REFUSED + orjson.dumps(fields)
 
 

@@ -1,6 +1,6 @@
 """The parts of the OpenAPI description that FastAPI cannot derive: request bodies, answers, the shape of errors.
 
-Guarantees: `/openapi.json` matches the routes; the fuzz test checks it. All routes share one description of errors.
+Guarantees: `/openapi.json` matches the routes; the fuzz test checks it. All routes of an API share one description of errors.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from openclaw.gateway.adapters import EXPORT_PATH, ROLLBACK_PATH, TAR, RollbackRequest
-from openclaw.gateway.dialects import CHAT, RESPONSES, TEXT
+from openclaw.gateway.dialects import CHAT, COUNT_TOKENS, MESSAGES, RESPONSES, TEXT
+from openclaw.gateway.dialects.anthropic import CountRequest, MessagesRequest
 from openclaw.gateway.dialects.responses import ResponseRequest
 from openclaw.gateway.dialects.text_completions import CompletionRequest
 from openclaw.gateway.episodes import (
@@ -21,6 +22,7 @@ from openclaw.gateway.episodes import (
     GroupRequest,
     RewardRequest,
 )
+from openclaw.gateway.errors import is_below_messages
 from openclaw.gateway.lessons import LESSON_PATH, LESSONS_PATH, ME_PATH, LessonChange, LessonRequest, PersonChange
 from openclaw.gateway.schema import ChatRequest
 from openclaw.gateway.turns import FeedbackRequest
@@ -41,6 +43,20 @@ ERROR: dict[str, Any] = {
         }
     },
 }
+MESSAGES_ERROR: dict[str, Any] = {
+    "type": "object",
+    "required": ["type", "error", "request_id"],
+    "properties": {
+        "type": {"const": "error"},
+        "error": {
+            "type": "object",
+            "required": ["type", "message"],
+            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
+        },
+        "request_id": {"type": ["string", "null"]},
+    },
+}
+"""Below the Messages API's path."""
 MEANINGS = {
     400: "the request cannot be answered; `error.param` names the field that is wrong",
     401: "the key is missing or unknown",
@@ -118,6 +134,32 @@ RESPONSE: dict[str, Any] = {
         "usage": {"type": "object", "required": ["input_tokens", "output_tokens", "total_tokens"]},
     },
 }
+MESSAGE: dict[str, Any] = {
+    "type": "object",
+    "required": ["id", "type", "role", "model", "content", "stop_reason", "stop_sequence", "usage"],
+    "properties": {
+        "id": {"type": "string"},
+        "type": {"const": "message"},
+        "role": {"const": "assistant"},
+        "model": {"type": "string"},
+        "content": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": ["type"],
+                "properties": {"type": {"enum": ["text", "thinking", "tool_use"]}},
+            },
+        },
+        "stop_reason": {"enum": ["end_turn", "max_tokens", "stop_sequence", "tool_use"]},
+        "stop_sequence": {"type": ["string", "null"]},
+        "usage": {"type": "object", "required": ["input_tokens", "output_tokens"]},
+    },
+}
+COUNT: dict[str, Any] = {
+    "type": "object",
+    "required": ["input_tokens"],
+    "properties": {"input_tokens": {"type": "integer", "minimum": 0}},
+}
 
 
 EVERY_ROUTE = (401, 403, 429, 500)
@@ -137,11 +179,24 @@ RESPONSE_OPERATION = {
     "description": "Answer the items of a conversation, streamed or whole.",
     "operationId": "responses",
 }
-OPERATIONS = {CHAT.path: CHAT_OPERATION, TEXT.path: TEXT_OPERATION, RESPONSES.path: RESPONSE_OPERATION}
+MESSAGES_OPERATION = {
+    "summary": "Messages",
+    "description": "Answer a conversation in Anthropic's Messages API, streamed or whole.",
+    "operationId": "messages",
+}
+OPERATIONS = {
+    CHAT.path: CHAT_OPERATION,
+    TEXT.path: TEXT_OPERATION,
+    RESPONSES.path: RESPONSE_OPERATION,
+    MESSAGES.path: MESSAGES_OPERATION,
+}
+"""Of the endpoints that the framework does not know (`openclaw.gateway.chat.Completions`)."""
 BODIES: dict[str, type[BaseModel]] = {
     CHAT.path: ChatRequest,
     TEXT.path: CompletionRequest,
     RESPONSES.path: ResponseRequest,
+    MESSAGES.path: MessagesRequest,
+    COUNT_TOKENS.path: CountRequest,
 }
 BODIES |= {"/v1/feedback": FeedbackRequest}
 BODIES |= {
@@ -164,6 +219,11 @@ ANSWERS: dict[str, dict[str, Any]] = {
         "application/json": {"schema": RESPONSE},
         "text/event-stream": {"schema": {"type": "string"}},
     },
+    MESSAGES.path: {
+        "application/json": {"schema": MESSAGE},
+        "text/event-stream": {"schema": {"type": "string"}},
+    },
+    COUNT_TOKENS.path: {"application/json": {"schema": COUNT}},
     "/": {"application/json": {"schema": {"type": "object"}}, "text/html": {"schema": {"type": "string"}}},
     EXPORT_PATH: {TAR: {"schema": {"type": "string", "format": "binary"}}},
     "/metrics": {"text/plain": {"schema": {"type": "string"}}},
@@ -179,7 +239,7 @@ def describe(description: dict[str, Any]) -> None:
         for method, operation in operations.items():
             responses = operation["responses"]
             responses.pop("422", None)
-            responses |= {str(status): _error(status) for status in sorted(statuses)}
+            responses |= {str(status): _error(status, path) for status in sorted(statuses)}
             if path in ANSWERS:
                 responses["200"]["content"] = ANSWERS[path]
             if path in BODIES and method not in ("get", "delete"):
@@ -199,5 +259,6 @@ def _request_body(model: type[BaseModel]) -> dict[str, Any]:
     return {"required": True, "content": {"application/json": {"schema": schema}}}
 
 
-def _error(status: int) -> dict[str, Any]:
-    return {"description": MEANINGS[status], "content": {"application/json": {"schema": ERROR}}}
+def _error(status: int, path: str) -> dict[str, Any]:
+    schema = MESSAGES_ERROR if is_below_messages(path) else ERROR
+    return {"description": MEANINGS[status], "content": {"application/json": {"schema": schema}}}

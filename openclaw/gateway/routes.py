@@ -1,6 +1,6 @@
 """The routes other than chat completions and episodes.
 
-``POST /v1/sessions/{id}/done``, ``DELETE /v1/sessions/{id}``, ``POST /v1/feedback``, ``GET /v1/turns/{id}``,
+``POST /v1/messages/count_tokens``, ``POST /v1/sessions/{id}/done``, ``DELETE /v1/sessions/{id}``, ``POST /v1/feedback``, ``GET /v1/turns/{id}``,
 ``GET /v1/rollouts``, ``GET /v1/steps/last``; ``GET /v1/models``, ``GET /v1/models/{name}``; ``GET /``, ``GET /healthz``, ``GET /metrics``.
 
 Guarantees: a client acts only on sessions and turns that it reaches (`openclaw.gateway.auth`); any other id gets the 404
@@ -25,6 +25,7 @@ from starlette.responses import HTMLResponse
 from groundwork.paused import paused, paused_people, waiting
 from openclaw.gateway.auth import Keyring
 from openclaw.gateway.chat import ChatService
+from openclaw.gateway.dialects import COUNT_TOKENS
 from openclaw.gateway.errors import ApiError, disk_full
 from openclaw.gateway.guard import client_of
 from openclaw.gateway.limits import take_body
@@ -66,6 +67,13 @@ def add_session_routes(app: FastAPI, service: ChatService) -> None:
     async def turn(response_id: str, request: Request) -> Response:
         """Return what became of a reply: state, verdict, and the training step that uses it."""
         return json_response(await service.turns.outcome(response_id, client_of(request.scope)))
+
+    @app.post(COUNT_TOKENS.path)
+    async def count_tokens(request: Request) -> Response:
+        """Return the length of the prompt that the Messages API would give a conversation."""
+        question = await service.question(COUNT_TOKENS, take_body(request.scope))
+        count = await service.count_tokens(question, request.headers, client_of(request.scope))
+        return json_response({"input_tokens": count})
 
     @app.get("/v1/rollouts")
     async def rollouts(request: Request, since: str = "0", after: str = "0") -> Response:
@@ -172,10 +180,11 @@ def _model(service: ChatService) -> dict[str, object]:
 
 
 TITLE = "OpenClaw-RL"
-ABOUT = "A model that learns from its conversations. This address serves it with OpenAI's Chat Completions API."
+ABOUT = "A model that learns from its conversations. This address serves it with the APIs of OpenAI and Anthropic."
 ROUTES = {
     "POST /v1/chat/completions": "ask the model",
     "POST /v1/responses": "ask it in OpenAI's Responses API",
+    "POST /v1/messages": "ask it with Anthropic's Messages API",
     "POST /v1/completions": "let it continue a text, which it never learns from",
     "GET /v1/models": "its name and context length",
     "POST /v1/feedback": "a thumb or a comment on a reply",

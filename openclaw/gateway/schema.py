@@ -55,7 +55,7 @@ from openclaw.config.bounds import (
     TOP_LOGPROBS,
     Bound,
 )
-from openclaw.gateway.errors import SHOWN_CHARACTERS, Place, bad_request, from_validation, unsupported
+from openclaw.gateway.errors import SHOWN_CHARACTERS, Place, bad_request, from_validation, too_long, unsupported
 from openclaw.gateway.grammar_limits import check_enforced, check_grammar_size
 
 IGNORED = frozenset(
@@ -117,6 +117,8 @@ class AtMost:
 
 
 class StrictModel(BaseModel):
+    """A part of a body: its types are exact, and what it does not name is ignored."""
+
     model_config = ConfigDict(extra="ignore", strict=True)
 
 
@@ -636,11 +638,12 @@ def check_prompt_size(characters: int, context_length: int, param: str = "messag
         ApiError: 400 ``context_length_exceeded``.
     """
     if characters > context_length * PROMPT_CHARACTERS.most:
-        raise bad_request(
+        raise too_long(
             f"This model's maximum context length is {context_length} tokens. However, your {param} {_have(param)} {characters} "
             f"characters, which are more tokens than that. Please reduce the length of the {param}.",
             param=param,
-            code="context_length_exceeded",
+            tokens=characters // PROMPT_CHARACTERS.most,
+            most=context_length,
             bound=PROMPT_CHARACTERS,
         )
 

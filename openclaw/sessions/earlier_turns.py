@@ -125,7 +125,9 @@ def last_main(found: dict[int, Node]) -> int:
     return max((position for position, node in found.items() if node.kind == "main"), default=-1)
 
 
-def relate(messages: Sequence[Message], history: History, nodes: Sequence[Node], *, retry: bool) -> Relation:
+def relate(
+    messages: Sequence[Message], history: History, nodes: Sequence[Node], *, retry: bool, streamed: bool = True
+) -> Relation:
     """Return what a main request means for its session's turns.
 
     The next state of a reply is what followed it in the conversation that went on, the last one of several. Until one went
@@ -136,6 +138,7 @@ def relate(messages: Sequence[Message], history: History, nodes: Sequence[Node],
         history: their digests.
         nodes: the session's turns, oldest first.
         retry: whether the client declares a retry.
+        streamed: whether it asks for a stream. One that got a stream and asks for the same without one could not read it.
     """
     result = recognise(history, nodes)
     rewritten = _rewritten(messages, history, nodes, result)
@@ -152,7 +155,7 @@ def relate(messages: Sequence[Message], history: History, nodes: Sequence[Node],
         and node.system == history.system
         and node.answers(history.asked)
     ]
-    if siblings and (retry or not siblings[-1].delivered):
+    if siblings and (retry or not siblings[-1].delivered or (siblings[-1].streamed and not streamed)):
         return replace(relation, kind="retry")
     if siblings:
         waiting = [node for node in siblings if node.waiting and not node.regenerated]

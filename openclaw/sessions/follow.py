@@ -53,8 +53,9 @@ from openclaw.sessions.table import (
 )
 
 AFFINITY_HEADERS = ("session_id", "session-id", "x-session-affinity")
-SESSION_HEADERS = ("x-session-id", "thread-id", *AFFINITY_HEADERS)
-"""Those that may name a session."""
+CLAUDE_SESSION, CLAUDE_AGENT = "x-claude-code-session-id", "x-claude-code-agent-id"
+SESSION_HEADERS = ("x-session-id", "thread-id", *AFFINITY_HEADERS, CLAUDE_SESSION, CLAUDE_AGENT)
+"""All that name a session, each of at most `SESSION_ID` characters."""
 AFFINITY_SUFFIX = re.compile(r":\d+$")
 RETRY_COUNT = "x-stainless-retry-count"
 Origin = Literal["header", "body", "affinity", "runtime", "fingerprint"]
@@ -74,8 +75,9 @@ def stated_identity(
     """Return a request's session from the most trusted source; it is always a session of ``owner``.
 
     Header ``X-Session-Id``; ``session_id`` in the body; Codex's header ``thread-id``, which names one conversation; the
-    affinity headers ``session_id``, ``session-id`` and ``x-session-affinity`` without their ``:<n>``; ``sessionId=`` in the
-    Runtime line of OpenClaw's first user message.
+    affinity headers ``session_id``, ``session-id`` and ``x-session-affinity`` without their ``:<n>``; the headers of Claude
+    Code, whose sub-agents share its session's id, so theirs follows it; ``sessionId=`` in the Runtime line of OpenClaw's
+    first user message.
     """
     stated, origin = _stated(headers, body_session_id, messages)
     return Identity(stored_id(owner, kept_id(stated)) if stated else None, origin)
@@ -92,6 +94,9 @@ def _stated(
         return thread, "header"
     if affinity := next((headers[name] for name in AFFINITY_HEADERS if headers.get(name)), None):
         return AFFINITY_SUFFIX.sub("", affinity), "affinity"
+    if claude := headers.get(CLAUDE_SESSION):
+        agent = headers.get(CLAUDE_AGENT)
+        return f"{claude}/{agent}" if agent else claude, "header"
     stated = runtime_session(messages)
     if stated and len(stated) <= SESSION_ID.most:
         return stated, "runtime"
@@ -245,6 +250,7 @@ class TurnContext:
         unlike: whether it carries another reply where one of ours waits, see `Relation.unlike`.
         next_state_of: the turn that got its next state from this request, or None.
         history: the digests of its messages.
+        streamed: whether the client asked for a stream.
     """
 
     session_id: str
@@ -255,6 +261,7 @@ class TurnContext:
     history: History = field(repr=False)
     next_state_of: str | None = None
     unlike: bool = False
+    streamed: bool = False
 
 
 @dataclass(frozen=True)
@@ -355,12 +362,13 @@ class Sessions:
         done: bool = False,
         tools: bool = False,
         history: History | None = None,
+        streamed: bool = False,
     ) -> TurnContext:
         """Find the session of a request of ``owner``, and commit the next states that it carries.
 
         The session stays in memory until `finish` or `abandon` is called with the returned context. ``history`` has the
         digests of the messages, if the caller already knows them. ``tools`` says whether the request
-        offers any; known clients offer none in some calls of their own.
+        offers any; known clients offer none in some calls of their own. ``streamed`` says whether it asks for a stream.
         """
         kind: TurnKind = stated_kind or ("side" if side_kind(messages, Asked(tools, headers)) else "main")
         identity = stated_identity(headers, body_session_id, messages, owner)
@@ -375,12 +383,13 @@ class Sessions:
             self._table.touch(session, self._clock())
             relation = Relation("new")
             if kind == "main":
-                relation = relate(messages, history, session.nodes, retry=is_retry(headers))
+                relation = relate(messages, history, session.nodes, retry=is_retry(headers), streamed=streamed)
             given = await self._consequences.carry_out(session, relation)
         except BaseException:
             self._release(session)
             raise
-        return TurnContext(session.id, kind, identity.origin, done, relation.kind, history, given, relation.unlike)
+        unlike = relation.unlike
+        return TurnContext(session.id, kind, identity.origin, done, relation.kind, history, given, unlike, streamed)
 
     async def place(
         self, headers: Mapping[str, str], messages: Sequence[Message], *, owner: str, body_session_id: str | None = None
@@ -431,7 +440,7 @@ class Sessions:
             return replace(turn, conversation=None)
         if recorded.state == "excluded":
             node.state = "excluded"
-        node.delivered = turn.id not in session.undelivered
+        node.delivered, node.streamed = turn.id not in session.undelivered, context.streamed
         session.undelivered.discard(turn.id)
         self._table.remember(session, node)
         return recorded

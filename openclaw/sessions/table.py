@@ -51,6 +51,7 @@ class Node:
         went_on: whether the conversation went on from the reply to the next state.
         calls: whether the reply calls tools, so that the ids of its calls name it.
         exact: hash of the reply's content as it stands, see `openclaw.messages.fingerprint.exact_hash`.
+        streamed: whether the client asked for a stream; False for a turn loaded from the ledger.
     """
 
     turn_id: str
@@ -67,6 +68,7 @@ class Node:
     went_on: bool = False
     calls: bool = False
     exact: int = 0
+    streamed: bool = False
 
     @property
     def waiting(self) -> bool:

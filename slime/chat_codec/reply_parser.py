@@ -131,6 +131,8 @@ class StopStrings:
         self._stops = tuple(stops)
         self._held = ""
         self.found = False
+        self.matched = ""
+        """The stop string that was found."""
         self.passed = 0
 
     def push(self, text: str) -> str:
@@ -146,8 +148,9 @@ class StopStrings:
         matches = [(start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0]
         if matches:
             # Take the match that ends first, as if the text had arrived character by character.
-            self.found, self._held = True, ""
-            return text[: min(matches)[1]]
+            end, start = min(matches)
+            self.found, self.matched, self._held = True, text[start:end], ""
+            return text[:start]
         keep = held_back(text, self._stops)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
@@ -299,6 +302,11 @@ class ReplyParser:
     def stopped(self) -> bool:
         """Whether a stop string has ended the reply."""
         return self._stops.found
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended the reply, or None."""
+        return self._stops.matched if self._stops.found else None
 
     @property
     def passed(self) -> int:

@@ -24,7 +24,7 @@ from openclaw.config.bounds import TEXT_REPLIES, TOP_LOGPROBS
 from openclaw.gateway.capture import Capture, Step, usage
 from openclaw.gateway.dialects.chat import DONE, ChatForm, includes_usage
 from openclaw.gateway.dialects.dialect import Dialect, Head, Question, Writer, event
-from openclaw.gateway.errors import Place, bad_request, unsupported
+from openclaw.gateway.errors import Place, bad_request, too_long, unsupported
 from openclaw.gateway.schema import (
     AtMost,
     ChatRequest,
@@ -76,11 +76,12 @@ def parse_completion(body: bytes, context_length: int) -> CompletionRequest:
         if isinstance(prompt, str):
             check_prompt_size(len(prompt), context_length, "prompt")
         elif len(prompt) >= context_length:
-            raise bad_request(
+            raise too_long(
                 f"This model's maximum context length is {context_length} tokens. However, your prompt has {len(prompt)} tokens. "
                 "Please reduce the length of the prompt.",
                 param="prompt",
-                code="context_length_exceeded",
+                tokens=len(prompt),
+                most=context_length,
             )
     request = validated(CompletionRequest, values, _advice_on)
     _check_meaning(request)

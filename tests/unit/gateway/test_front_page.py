@@ -105,7 +105,7 @@ async def test_each_route_that_it_names_is_there(stack: Stack) -> None:
     ("method", "path", "words"),
     [
         ("POST", "/responses", "ends in /v1"),
-        ("POST", "/v1/messages", "no Messages API"),
+        ("POST", "/v1/v1/messages", "the base URL of this server ends before /v1"),
         ("POST", "/completions", "the base URL of this server ends in /v1"),
         ("POST", "/v1/embeddings", "gives no embeddings"),
         ("POST", "/chat/completions", "the base URL of this server ends in /v1"),

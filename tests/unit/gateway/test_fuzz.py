@@ -27,6 +27,7 @@ from lab.testkit.engine import mock_engine, serve
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.gateway.app import create_app
 from openclaw.gateway.chat import ChatService
+from openclaw.gateway.dialects.anthropic import MessagesRequest
 from openclaw.gateway.dialects.responses import ResponseRequest
 from openclaw.gateway.dialects.text_completions import CompletionRequest
 from openclaw.gateway.schema import IGNORED, ChatRequest
@@ -37,6 +38,7 @@ pytestmark = pytest.mark.slow
 REPLIES = ("Five.", "<think>\nhm\n</think>\n\n5", '<tool_call>\n{"name": "a", "arguments": {"b": 1}}\n</tool_call>', "")
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 WITH_BODY = {"POST /v1/chat/completions", "POST /v1/completions", "POST /v1/feedback", "POST /v1/responses"}
+WITH_BODY |= {"POST /v1/messages", "POST /v1/messages/count_tokens"}
 QUIET = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large, HealthCheck.large_base_example]
 
 
@@ -232,6 +234,92 @@ RESPONSES = st.builds(
 def test_no_response_makes_the_server_fail(client: httpx.Client, body: dict[str, Any]) -> None:
     content = json.dumps(body, allow_nan=True).encode("utf-8", "surrogatepass")
     check(client.post("/v1/responses", content=content))
+
+
+BLOCKS = st.one_of(
+    st.fixed_dictionaries({"type": st.just("text"), "text": TEXTS}),
+    st.fixed_dictionaries({"type": st.just("thinking"), "thinking": TEXTS}, optional={"signature": TEXTS}),
+    st.fixed_dictionaries({"type": st.just("redacted_thinking"), "data": TEXTS}),
+    st.fixed_dictionaries({"type": st.just("tool_use"), "id": TEXTS, "name": TEXTS, "input": ANYTHING}),
+    st.fixed_dictionaries(
+        {"type": st.just("tool_result"), "tool_use_id": TEXTS},
+        optional={
+            "content": TEXTS
+            | ANYTHING
+            | st.lists(
+                st.fixed_dictionaries({"type": st.just("text"), "text": TEXTS})
+                | st.fixed_dictionaries({"type": st.just("tool_reference"), "tool_name": TEXTS})
+                | st.fixed_dictionaries({"type": st.just("document"), "source": ANYTHING}),
+                max_size=2,
+            ),
+            "is_error": st.booleans() | ANYTHING,
+        },
+    ),
+    st.fixed_dictionaries(
+        {
+            "type": st.sampled_from(["image", "document"]),
+            "source": st.fixed_dictionaries(
+                {"type": st.sampled_from(["base64", "url", "text", "content"])},
+                optional={"data": TEXTS, "media_type": TEXTS, "url": TEXTS, "content": TEXTS},
+            ),
+        }
+    ),
+    st.fixed_dictionaries({"type": st.sampled_from(["server_tool_use", "audio"])}),
+    ANYTHING,
+)
+"""The grammar of blocks, with what is almost one."""
+SENT = st.fixed_dictionaries(
+    {
+        "role": st.sampled_from(["user", "user", "assistant", "system", "robot"]),
+        "content": TEXTS | st.lists(BLOCKS, max_size=3),
+    }
+)
+ASKED: dict[str, st.SearchStrategy[Any]] = {
+    "system": TEXTS | st.lists(st.fixed_dictionaries({"type": st.just("text"), "text": TEXTS}), max_size=2),
+    "tools": st.lists(
+        st.fixed_dictionaries(
+            {"name": st.just("a") | TEXTS},
+            optional={
+                "input_schema": ANYTHING | st.just({"type": "object"}),
+                "type": TEXTS,
+                "defer_loading": st.booleans(),
+            },
+        ),
+        max_size=2,
+    ),
+    "tool_choice": st.fixed_dictionaries(
+        {"type": st.sampled_from(["auto", "any", "tool", "none"])},
+        optional={"name": st.just("a"), "disable_parallel_tool_use": st.booleans()},
+    ),
+    "thinking": st.fixed_dictionaries({"type": st.sampled_from(["enabled", "disabled", "adaptive", "other"])}),
+    "output_config": ANYTHING
+    | st.fixed_dictionaries({"format": st.fixed_dictionaries({"type": st.just("json_schema"), "schema": ANYTHING})}),
+    "stream": st.booleans(),
+    "stop_sequences": st.lists(TEXTS, max_size=3),
+    "metadata": ANYTHING,
+}
+MESSAGE_BODIES = st.builds(
+    lambda messages, tokens, asked, wild: {"messages": messages, "max_tokens": tokens, **asked, **wild},
+    st.lists(SENT, min_size=1, max_size=4),
+    st.integers(0, 40),
+    st.fixed_dictionaries({}, optional=ASKED),
+    st.dictionaries(st.sampled_from([*sorted(MessagesRequest.model_fields), "whatever"]), ANYTHING, max_size=1),
+)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=QUIET)
+@given(MESSAGE_BODIES)
+def test_no_message_makes_the_server_fail(client: httpx.Client, body: dict[str, Any]) -> None:
+    content = json.dumps(body, allow_nan=True).encode("utf-8", "surrogatepass")
+    response = client.post("/v1/messages", content=content)
+    count = client.post("/v1/messages/count_tokens", content=content)
+    if response.status_code == 200:
+        assert response.text.endswith('data: {"type":"message_stop"}\n\n') or response.json()["type"] == "message"
+        assert count.json()["input_tokens"] > 0
+    for answer in (response, count):
+        assert answer.status_code < 500, answer.text
+        if answer.status_code != 200:
+            assert answer.json()["error"]["type"] == "invalid_request_error", answer.text
 
 
 def check(response: httpx.Response) -> None:
