@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from slime.args import Arguments
+from slime.backends.trainer import people
 from slime.rollout.base_types import RolloutFnTrainOutput
 from slime.utils.types import Sample
 
@@ -31,6 +32,24 @@ def generate(args: Arguments, rollout_id: int, data_source: Any, evaluation: boo
     while hold_file(args.run_dir, rollout_id).exists():
         time.sleep(0.05)
     return groups
+
+
+def book_file(run_dir: Path | str) -> Path:
+    """While this file exists, no version is published, with :func:`hold_the_book`."""
+    return Path(run_dir) / "hold-book"
+
+
+def hold_the_book(args: Arguments, rollout_id: int, data: Any) -> None:
+    """Let the trainer's publications wait: the value of ``--rollout-data-postprocess-path``."""
+    original = people.publish
+
+    def publish(*arguments: Any) -> Any:
+        while book_file(args.run_dir).exists():
+            time.sleep(0.05)
+        return original(*arguments)
+
+    if original.__module__ != __name__:
+        people.publish = publish
 
 
 PEOPLE = ("paula", "quentin")

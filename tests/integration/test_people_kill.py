@@ -5,7 +5,6 @@ The run ends with the bytes of one that loses nothing, and no folder is left tha
 
 from __future__ import annotations
 
-import fcntl
 import json
 from pathlib import Path
 
@@ -15,15 +14,16 @@ from groundwork.checkpoint_names import PEOPLE
 from groundwork.people import mark_of
 from lab.testkit.processes import title_of
 from slime.checkpoints.versions import checkpoint_folders
-from slime.weight_sync.people import LOCK, Book, folder_of, people_folder
+from slime.weight_sync.people import Book, folder_of, people_folder
 from tests.helpers.driver import Driver
 from tests.helpers.people_ranks import states
 from tests.helpers.steady_rollout import PEOPLE as NAMES
-from tests.helpers.steady_rollout import hold_file
+from tests.helpers.steady_rollout import book_file, hold_file
 
 FLAGS = (
     *("--debug-train-only", "--rollout-function-path", "tests.helpers.steady_rollout.generate_of_people"),
     *("--rollout-num-gpus", "0", "--num-rollout", "5", "--save-interval", "2"),
+    *("--rollout-data-postprocess-path", "tests.helpers.steady_rollout.hold_the_book"),
     *("--use-lora", "--adapter-per-person", "--people-in-memory", "0", "--update-weight-mode", "adapter"),
 )
 P, Q = map(mark_of, NAMES)
@@ -61,15 +61,15 @@ def test_a_kill_between_folder_and_book_changes_nobody(
     hold_file(killed, HELD).touch()
     driver = Driver(repository, killed, tiny_random_model, *FLAGS, script="train.py")
     driver.wait_for("step 1 of quentin")
-    with open(people_folder(killed) / LOCK, "ab") as book:
-        fcntl.flock(book, fcntl.LOCK_EX)
-        hold_file(killed, HELD).unlink()
-        driver.wait_until(lambda: bool(folders(killed) - named(killed)), "a folder that the book does not name")
-        (lost,) = folders(killed) - named(killed)
-        assert lost.parent.name == P
-        rank = next(one for one in driver.family() if title_of(one).startswith("ray::FSDPTrainActor"))
-        rank.kill()
-        rank.wait(60)
+    book_file(killed).touch()
+    hold_file(killed, HELD).unlink()
+    driver.wait_until(lambda: bool(folders(killed) - named(killed)), "a folder that the book does not name")
+    (lost,) = folders(killed) - named(killed)
+    assert lost.parent.name == P
+    rank = next(one for one in driver.family() if title_of(one).startswith("ray::FSDPTrainActor"))
+    rank.kill()
+    rank.wait(60)
+    book_file(killed).unlink()
     driver.wait_for("continuing at rollout 2")
     assert driver.wait_end() == 0, driver.text()
     assert states(killed) == states(whole)

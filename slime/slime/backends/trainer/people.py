@@ -182,20 +182,28 @@ class People:
         self._process.seed(self._args.changed(seed=seed))
 
     def _read(self, name: str) -> None:
-        """Put the state of a version into the model."""
-        folder = folder_of(self._folder, name)
-        try:
-            meta = json.loads((folder / STATE_OF_PERSON).read_text())
-        except (OSError, ValueError) as error:
-            raise CheckpointError(
-                f"{folder} cannot be read ({error}); go back to an earlier version with openclaw-rl rollback"
-            ) from error
-        check_same_adapters(self._args, meta)
-        if (then := meta["world_size"]) != self._process.world_size:
-            raise CheckpointError(f"{folder} is of {then} training ranks: use as many")
-        if (then := meta["backend"]) != self._args.train_backend:
-            raise CheckpointError(f"{folder} was written by {then}: add --train-backend {then}")
-        on_all_ranks(lambda: self._buffer.read(_training_file(folder, self._rank)))
+        """Put the state of a version into the model.
+
+        Raises:
+            CheckpointError: a rank cannot read its part, or it is another run's.
+        """
+        folder, meta = folder_of(self._folder, name), dict[str, Any]()
+
+        def read() -> None:
+            try:
+                meta.update(json.loads((folder / STATE_OF_PERSON).read_text()))
+            except (OSError, ValueError) as error:
+                raise CheckpointError(
+                    f"{folder} cannot be read ({error}); go back to an earlier version with openclaw-rl rollback"
+                ) from error
+            check_same_adapters(self._args, meta)
+            if (then := meta["world_size"]) != self._process.world_size:
+                raise CheckpointError(f"{folder} is of {then} training ranks: use as many")
+            if (then := meta["backend"]) != self._args.train_backend:
+                raise CheckpointError(f"{folder} was written by {then}: add --train-backend {then}")
+            self._buffer.read(_training_file(folder, self._rank))
+
+        on_all_ranks(read)
         self._buffer.put(self._backend.changing())
         self._rollout_id = int(meta["rollout_id"])
 
