@@ -133,7 +133,7 @@ class ResponsesForm(Form):
         encrypted: whether a thought carries the handle of its turn.
         logprobs: whether the client asked for log-probabilities.
         limited: whether it set a limit on the reply's tokens.
-        items: of the request, without those before it.
+        items: of the request, without those before it; none if nobody needs them again.
         previous: the response that it continues.
         stores: whether the response can be found again.
     """
@@ -310,8 +310,9 @@ def as_question(request: ResponseRequest, context_length: int) -> Question:
     functions, names, kept = read_tools(request.tools or ())
     choice, functions = _choice(request.tool_choice, functions)
     own = [item for item in request.items if referred(item) is None]
+    names_others = request.previous_response_id is not None or len(own) < len(request.items)
     messages = read_items(own, request.instructions)
-    if request.previous_response_id is not None or len(own) < len(request.items):
+    if names_others:
         messages.append(LATER)
     values: dict[str, Any] = {
         "model": request.model,
@@ -329,15 +330,16 @@ def as_question(request: ResponseRequest, context_length: int) -> Question:
     included = set(request.include or ())
     if LOGPROBS in included or request.top_logprobs:
         values |= {"logprobs": True, "top_logprobs": request.top_logprobs}
+    stores = request.store is not False
     form = ResponsesForm(
         echo=_echo(request, kept),
         names={function: list(name) for function, name in names.items()},
         encrypted=ENCRYPTED in included,
         logprobs=bool(values.get("logprobs")),
         limited=request.max_output_tokens is not None,
-        items=request.items,
+        items=request.items if stores or names_others else [],
         previous=request.previous_response_id,
-        stores=request.store is not False,
+        stores=stores,
     )
     return _canonical({name: value for name, value in values.items() if value is not None}, context_length, form)
 

@@ -202,6 +202,18 @@ async def test_numbers_are_those_of_a_chat(stack: Stack) -> None:
     assert bytes(byte for entry in part.logprobs for byte in entry.bytes) == "Four é.".encode()  # type: ignore[union-attr]
 
 
+async def test_a_large_body_is_a_response_like_any_other(stack: Stack) -> None:
+    stack.say("Four.", "Four.", "Sure.")
+    for junk in ("", "x" * 200_000):
+        made = await stack.client.responses.create(model="m", input="2 + 2?", extra_body={"client_metadata": junk})
+    small, large = stack.turns()
+    assert large.prompt_ids == small.prompt_ids
+    await stack.client.responses.create(
+        model="m", input="sure?", previous_response_id=made.id, extra_body={"client_metadata": "x" * 200_000}
+    )
+    assert [message["content"] for message in stack.turns()[-1].messages] == ["2 + 2?", "Four.", "sure?"]
+
+
 async def test_a_limit_of_the_client_makes_it_incomplete(stack: Stack) -> None:
     stack.say("one two three four five")
     events = await stream(stack, input="count", max_output_tokens=2)
