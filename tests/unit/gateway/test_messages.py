@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -165,6 +166,40 @@ async def test_the_same_conversation_has_the_same_ids_by_both_doors(
     theirs, ours = stack.turns()[:2], stack.turns()[2:]
     for name in ("prompt_ids", "response_ids", "response_logprobs", "kind", "temperature", "top_p", "tools"):
         assert [getattr(turn, name) for turn in theirs] == [getattr(turn, name) for turn in ours], name
+
+
+async def test_no_id_of_another_owner_links_a_message(start: Starter, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("anna:sk-anna-0123456789\nben:sk-ben-0123456789\n")
+    keys.chmod(0o600)
+    stack: Stack = await start(api_keys_file=str(keys))
+    stack.say(f"{THOUGHT}I look.\n{CALL}", "It rains.")
+    anna, ben = (
+        anthropic.AsyncAnthropic(base_url=stack.url, api_key=f"sk-{name}-0123456789", max_retries=0)
+        for name in ("anna", "ben")
+    )
+    first = await ask(anna, USER, tools=[WEATHER])
+    call = next(block for block in first.content if block.type == "tool_use")
+    result = {"type": "tool_result", "tool_use_id": call.id, "content": "rain"}
+    more = [*USER, {"role": "assistant", "content": first.content}, {"role": "user", "content": [result]}]
+    await ask(ben, more, tools=[WEATHER], extra_headers={"x-claude-code-session-id": stack.turns()[0].session_id})
+    await asyncio.gather(anna.close(), ben.close())
+    of_anna, of_ben = stack.turns()
+    assert of_anna.next_state is None
+    assert [turn.session_id.split(":")[0] for turn in (of_anna, of_ben)] == ["@anna", "@ben"]
+    assert stack.metric("openclaw_replayed_replies_total", ids="sampled") == 0
+
+
+async def test_a_command_is_answered_in_this_form(start: Starter) -> None:
+    stack: Stack = await start(commands=True)
+    stack.say("Five.")
+    async with anthropic.AsyncAnthropic(base_url=stack.url, api_key="unused", max_retries=0) as client:
+        first = await ask(client, USER)
+        said = [*USER, {"role": "assistant", "content": first.content}, {"role": "user", "content": "/rl good"}]
+        whole, parts = await ask(client, said), await streamed(client, said)
+    assert whole.content[0].text == parts.content[0].text
+    assert (whole.stop_reason, whole.usage.output_tokens) == ("end_turn", 0)
+    assert len(stack.engine.requests) == len(stack.turns()) == 1
 
 
 async def test_why_a_message_ends(stack: Stack, client: anthropic.AsyncAnthropic) -> None:
