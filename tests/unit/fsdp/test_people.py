@@ -169,6 +169,35 @@ def test_an_accepted_candidate_serves_from_the_folder_that_was_asked(tiny_random
     actor.shutdown()
 
 
+def test_a_process_that_ends_while_a_candidate_is_asked_leaves_no_trace_of_it(
+    tiny_random_model: Path, tmp_path: Path, alone: dict[str, list[str]]
+) -> None:
+    """Engines have been offered the candidate, also a second time; after the restart the same batch is trained once."""
+    save = {"save": str(tmp_path / "save")}
+    args, actor = start(tiny_random_model, tmp_path, **save)
+    for mark, seed in PLAN[:2]:
+        update(args, actor, mark, seed)
+    actor.save(1)
+    actor.publish(1)
+    said = {mark: serving(tmp_path, mark) for mark in (P, Q)}
+    kept = {mark: folders(tmp_path, mark) for mark in (P, Q)}
+    actor.let_in(P)
+    actor.take_snapshot()
+    actor.train(2, data_of(args, PLAN[2][1]))
+    for _ in range(2):
+        actor.offer_candidate()
+    assert len(folders(tmp_path, P)) == 3
+    actor.shutdown()
+
+    args, actor = start(tiny_random_model, tmp_path, resume=True, load=save["save"], **save)
+    assert {mark: serving(tmp_path, mark) for mark in (P, Q)} == said
+    assert {mark: folders(tmp_path, mark) for mark in (P, Q)} == kept
+    for mark, seed in PLAN[2:]:
+        update(args, actor, mark, seed)
+    actor.shutdown()
+    assert states(tmp_path) == alone
+
+
 def test_a_run_goes_on_from_its_checkpoint_and_the_book_follows(
     tiny_random_model: Path, tmp_path: Path, alone: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
