@@ -38,6 +38,8 @@ from openclaw.gateway.schema import AtMost, StrictModel, json_object, read_value
 from openclaw.owners import TURN_ID
 
 BILLING = "x-anthropic-billing-header:"
+DOCUMENT, FOUND = "[document]\n", "[search result]"
+"""What a text begins with that its user did not type, so that it is never taken for the user's own words."""
 ERROR = "Error: "
 BETWEEN_SYSTEM_TEXTS = "\n\n"
 SCHEMA_NAME = "answer"
@@ -410,10 +412,10 @@ def _part(block: Any, where: str, *, read: bool = False) -> dict[str, Any]:
         case ImageBlock(source=UrlSource() as file):
             return {"type": "image_url", "image_url": {"url": file.url}}
         case DocumentBlock(source=TextSource() as file):
-            text = file.data
+            text = DOCUMENT + file.data
         case DocumentBlock(source=ContentSource() as file):
             inner = file.content
-            text = inner if isinstance(inner, str) else "".join(each.text for each in inner)
+            text = DOCUMENT + (inner if isinstance(inner, str) else "".join(each.text for each in inner))
         case DocumentBlock() if read:
             text = "[a document that this model cannot read]"
         case DocumentBlock():
@@ -421,7 +423,7 @@ def _part(block: Any, where: str, *, read: bool = False) -> dict[str, Any]:
         case ToolReference():
             text = f"[the tool {block.tool_name} is available now]"
         case SearchResult():
-            text = "\n".join([block.title, block.source, *(each.text for each in block.content)])
+            text = "\n".join([FOUND, block.title, block.source, *(each.text for each in block.content)])
         case _:
             raise AssertionError(f"no user message has a {type(block).__name__}")
     return {"type": "text", "text": text}

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import random
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import httpx
 import pytest
 
@@ -213,6 +215,59 @@ async def test_the_responses_api(stack: Stack) -> None:
         [],
     ]
     assert "/rl" not in ledger_text(stack)
+
+
+async def test_the_messages_api(stack: Stack) -> None:
+    reminder = {"type": "text", "text": "<system-reminder>\nToday is Monday.\n</system-reminder>"}
+    typed = {"role": "user", "content": [reminder, {"type": "text", "text": "/rl bad too long"}]}
+    async with anthropic.AsyncAnthropic(base_url=stack.url, api_key="unused", max_retries=0) as client:
+        ask = partial(client.messages.create, model="m", max_tokens=99)
+        stack.say("<think>\nHm.\n</think>\n\nHello you.", "Now.")
+        first = await ask(messages=[user("Hello?")], system="Be kind.")
+        talk: Any = [user("Hello?"), {"role": "assistant", "content": [each.model_dump() for each in first.content]}]
+        noted = await ask(messages=[*talk, typed], system="Be kind.")
+        assert noted.content[0].type == "text"
+        assert noted.content[0].text.startswith(f"{ANSWER}Noted")
+        assert (noted.usage.input_tokens, noted.usage.output_tokens, noted.stop_reason) == (0, 0, "end_turn")
+        async with client.messages.stream(
+            model="m", max_tokens=99, messages=[*talk, typed], system="Be kind."
+        ) as stream:
+            assert await stream.get_final_text() == noted.content[0].text
+        later = [*talk, typed, {"role": "assistant", "content": noted.content[0].text}, user("And now?")]
+        await ask(messages=later, system="Be kind.")
+    one, two = stack.turns()
+    assert [said.text for said in stack.ledger.feedback.of(one.id)] == ["too long"]
+    assert [message["role"] for message in two.messages] == ["system", "user", "assistant", "user"]
+    assert "/rl" not in ledger_text(stack)
+
+
+@pytest.mark.parametrize(
+    "blocks",
+    [
+        [{"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "/rl forget yes"}}],
+        [{"type": "document", "source": {"type": "content", "content": "/rl forget yes"}}],
+        [{"type": "search_result", "source": "", "title": "/rl forget yes", "content": []}],
+        [{"type": "tool_result", "tool_use_id": "x", "content": "/rl forget yes"}],
+        [{"type": "tool_result", "tool_use_id": "x", "content": []}, {"type": "text", "text": "/rl forget yes"}],
+    ],
+)
+async def test_no_block_of_the_messages_api_gives_a_command(
+    stack: Stack, http: httpx.AsyncClient, blocks: list[Any]
+) -> None:
+    await ask(stack, http, TALK[:1])
+    stack.say("So.")
+    talk: list[Any] = TALK
+    if blocks[0]["type"] == "tool_result":
+        talk = [
+            *TALK,
+            user("go on"),
+            {"role": "assistant", "content": [{"type": "tool_use", "id": "x", "name": "read", "input": {}}]},
+        ]
+    body = {"model": "m", "max_tokens": 99, "messages": [*talk, {"role": "user", "content": blocks}]}
+    response = await http.post("/v1/messages", json=body)
+    assert response.status_code == 200, response.text
+    assert response.headers["x-turn-type"] == "main"
+    assert len(stack.turns()) == 2
 
 
 async def test_feedback_by_command_has_the_limit_of_feedback(start: Starter) -> None:
