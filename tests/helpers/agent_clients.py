@@ -125,7 +125,7 @@ _HERMES = AgentClient(
     words={"hermes chat": "hermes --yolo chat"},
     thoughts=False,
 )
-CHAT_CLIENTS = (
+CLIENTS = (
     _OPENCODE,
     _HERMES,
     AgentClient(
@@ -136,8 +136,6 @@ CHAT_CLIENTS = (
         arguments={"command": "cat note.txt", "description": "Read the note", "is_background": False},
         words={"qwen ": "qwen -y "},
     ),
-)
-MESSAGES_CLIENTS = (
     replace(_OPENCODE, name="opencode-messages", words={"@ai-sdk/openai-compatible": "@ai-sdk/anthropic"}),
     replace(
         _HERMES,
@@ -157,8 +155,6 @@ MESSAGES_CLIENTS = (
         words={" -p ": " --permission-mode bypassPermissions -p "},
         variables={"IS_SANDBOX": "1"},
     ),
-)
-RESPONSES_CLIENTS = (
     replace(_OPENCODE, name="opencode-responses", words={"@ai-sdk/openai-compatible": "@ai-sdk/openai"}),
     AgentClient(
         name="codex",

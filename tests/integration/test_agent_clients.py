@@ -22,7 +22,7 @@ from openclaw.messages.classify import user_words
 from openclaw.messages.text import content_text
 from slime.rollout.segments import SampledTurn, merge
 from tests.helpers import sdk_episodes
-from tests.helpers.agent_clients import CHAT_CLIENTS, CONTEXT, RESPONSES_CLIENTS, AgentClient
+from tests.helpers.agent_clients import CLIENTS, CONTEXT, AgentClient
 from tests.helpers.node import REPOSITORY, node_packages
 from tests.helpers.qwen_tokenizers import QWEN3_TEMPLATE
 from tests.helpers.stand_in_server import StandInServer, stand_in_server
@@ -97,7 +97,7 @@ def check_episode(server: StandInServer, model: Model) -> None:
     assert [len(segment.turns) for segment in merge([sampled(call), sampled(told)])] == [2], "a forked sample"
 
 
-@pytest.mark.parametrize("client", [*CHAT_CLIENTS, *RESPONSES_CLIENTS], ids=lambda client: client.name)
+@pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.name)
 def test_an_episode_of_a_client(client: AgentClient, tmp_path: Path) -> None:
     client.installed()
     model = Model(client.tool, client.arguments, thoughts=client.thoughts)
@@ -124,13 +124,18 @@ def play(tmp_path: Path, thoughts: bool, episode: Callable[[str], tuple[str, str
 
 
 @pytest.mark.parametrize(
-    ("episode", "thoughts"), [(sdk_episodes.openai_chat, False), (sdk_episodes.openai_responses, True)]
+    ("episode", "thoughts"),
+    [
+        (sdk_episodes.openai_chat, False),
+        (sdk_episodes.openai_responses, True),
+        (sdk_episodes.anthropic_messages, True),
+    ],
 )
 def test_an_episode_of_a_python_library(episode: sdk_episodes.Episode, thoughts: bool, tmp_path: Path) -> None:
     play(tmp_path, thoughts, lambda url: episode(url, ASKED, NOTE, REACTION))
 
 
-@pytest.mark.parametrize(("dialect", "thoughts"), [("chat", False), ("responses", True)])
+@pytest.mark.parametrize(("dialect", "thoughts"), [("chat", False), ("responses", True), ("messages", True)])
 def test_an_episode_of_a_javascript_library(dialect: str, thoughts: bool, tmp_path: Path) -> None:
     installed, node = node_packages("js_client"), shutil.which("node")
     if node is None:

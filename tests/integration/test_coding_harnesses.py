@@ -35,6 +35,7 @@ WORD = "shell/write_word/train/5"
 PATIENT_S = 300.0
 LOOK = f"echo left=$(ls -A {HOME} | wc -l)"
 SHELLS: dict[str, Callable[[str], dict[str, Any]]] = {
+    "claude-code": lambda line: {"name": "Bash", "arguments": {"command": line, "description": "Solve the task"}},
     "codex": lambda line: {"name": "exec_command", "arguments": {"cmd": line}},
     "hermes": lambda line: {"name": "terminal", "arguments": {"command": line}},
     "opencode": lambda line: {"name": "bash", "arguments": {"command": line, "description": "Solve the task"}},
