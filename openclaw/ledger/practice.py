@@ -119,7 +119,7 @@ class Practices:
         columns = "prompt_ids, lesson_start, lesson_end, plain_middle"
         return set(map(prompt_of, self._database.rows(f"SELECT {columns} FROM turns WHERE id IN ({turns})", (person,))))
 
-    def replayable(self, person: str, most: int, uses: int) -> list[Sample]:
+    def replayable(self, person: str, heldout: Sequence[str], most: int, uses: int) -> list[Sample]:
         """Return the newest samples of a person's own turns that live weights have learned from, the newest first.
 
         Those of episodes, of held-out prompts, with pictures, those that a late opinion corrected, and those that rounds trained
@@ -127,17 +127,20 @@ class Practices:
 
         Args:
             person: whose they are.
+            heldout: turns whose prompts measure this round.
             most: samples, before those with pictures are left out.
             uses: how often a turn may be trained again.
         """
+        held = ("", *heldout)
         rows = self._database.rows(
             "SELECT * FROM samples AS own WHERE person = ? AND origin = 'live' AND episode IS NULL AND state IN"
             " ('leased', 'trained') AND rollout_id IN (SELECT rollout_id FROM steps WHERE undone_at IS NULL)"
             " AND NOT EXISTS (SELECT 1 FROM samples AS other WHERE other.turn_id = own.turn_id AND other.origin = 'live'"
             " AND other.id <> own.id) AND (SELECT COUNT(*) FROM samples AS again WHERE again.turn_id = own.turn_id"
             f" AND again.origin = 'practice' AND json_extract(again.sample, '$.metadata.{REPLAYED}')) < ?"
-            " AND turn_id NOT IN (SELECT turn_id FROM heldout_prompts) ORDER BY id DESC LIMIT ?",
-            (person, uses, most),
+            f" AND turn_id NOT IN (SELECT turn_id FROM heldout_prompts UNION VALUES {', '.join(['(?)'] * len(held))})"
+            " ORDER BY id DESC LIMIT ?",
+            (person, uses, *held, most),
         )
         return [sample for sample in map(decode_sample, rows) if not pictures_in(sample.prompt)]
 

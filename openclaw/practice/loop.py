@@ -390,8 +390,8 @@ class PracticeLoop:
         settings = self._settings
         if not settings.replay or not settings.temperature:
             return []
-        practices = self._ledger.practices
-        known = await asyncio.to_thread(practices.replayable, due.person, settings.replay, REPLAYS)
+        held = [turn.id for turn in due.heldout]
+        known = await asyncio.to_thread(self._ledger.practices.replayable, due.person, held, settings.replay, REPLAYS)
         near = await together(*map(self._is_near, known))
         return [
             (replayed.metadata["turn_id"], again(replayed)) for replayed, fits in zip(known, near, strict=True) if fits

@@ -524,9 +524,11 @@ def test_a_group_that_is_alike_or_unread_trains_nothing(tmp_path: Path, values: 
     run.ledger.close()
 
 
-def trained(run: Run, name: str, rollout_id: int, log_probs: list[float], reward: float = -1.0) -> None:
+def trained(run: Run, name: str, rollout_id: int, log_probs: list[float], reward: float = -1.0, **changes: Any) -> None:
     """Record a turn of Alice's whose sample a live step has used."""
-    turn = make_turn(name, session_id=stored_id(ALICE, name), response_ids=REPLY, response_logprobs=log_probs)
+    turn = make_turn(
+        name, session_id=stored_id(ALICE, name), response_ids=REPLY, response_logprobs=log_probs, **changes
+    )
     run.ledger.turns.record(turn)
     run.ledger.turns.record_next_state(name, USER_NEXT, 102.0)
     sample = make_sample(run.ledger.turns.get(name), reward, score=int(reward))
@@ -573,6 +575,17 @@ def test_no_turn_is_trained_again_unless_asked_or_if_an_opinion_was_corrected(tm
         turn = run.ledger.turns.get("near")
         insert_sample(run.ledger.database, connection, "near", make_sample(turn, 1.0))
     assert replays(run, 1) == [], "its first reward was wrong"
+    run.ledger.close()
+
+
+def test_no_held_out_turn_is_trained_again(tmp_path: Path) -> None:
+    run = Run(tmp_path / "ledger.sqlite", replay=14, temperature=1.0)
+    run.ledger.lessons.add(ALICE, "Answer in German.")
+    for number in range(4):
+        trained(run, f"turn-{number}", number, [-0.5, -1.0, -0.2], prompt_ids=[1, 2, 3, 100 + number])
+    again = {sample.metadata["turn_id"] for sample in replays(run, 4)}
+    held = {row["turn_id"] for row in run.ledger.database.rows("SELECT turn_id FROM heldout_prompts")}
+    assert (again, held) == ({"turn-0", "turn-1"}, {"turn-2", "turn-3"})
     run.ledger.close()
 
 
