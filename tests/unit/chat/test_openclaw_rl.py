@@ -72,23 +72,34 @@ def test_a_command_gets_its_words_and_keeps_its_exit_status(repository: Path) ->
     assert missing.stderr.startswith("no ledger at /no/such/run")
 
 
-def test_export_and_forget_are_those_of_inspect(repository: Path, tmp_path: Path) -> None:
+def test_export_and_forget_are_those_of_inspect(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["openclaw-rl"])
+
+    def here(*words: str) -> tuple[object, str]:
+        """Run a command in this process; a process of its own imports for two seconds."""
+        try:
+            status: object = main(words)
+        except SystemExit as end:
+            status = end.code
+        return status, capsys.readouterr().out
+
     ledger = Ledger(tmp_path / "ledger.sqlite")
     judged_sample(ledger, "turn", session_id="mine")
     ledger.close()
     out = tmp_path / "out.jsonl"
-    exported = run("export", str(tmp_path), str(out), repository=repository)
-    assert (exported.returncode, exported.stdout) == (0, f"wrote 1 session to {out}\n")
+    assert here("export", str(tmp_path), str(out)) == (0, f"wrote 1 session to {out}\n")
     assert "What is 2 + 3?" in out.read_text()
-    forgotten = run("forget", str(tmp_path), "mine", repository=repository)
-    assert (forgotten.returncode, forgotten.stdout.splitlines()[0]) == (0, "deleted 1 turn and 1 sample of 'mine'")
+    status, said = here("forget", str(tmp_path), "mine")
+    assert (status, said.splitlines()[0]) == (0, "deleted 1 turn and 1 sample of 'mine'")
     assert Ledger(tmp_path / "ledger.sqlite").views.session_ids() == []
-    helped = run("forget", "--help", repository=repository)
-    assert (helped.returncode, helped.stdout.split("\n")[0]) == (
+    status, said = here("forget", "--help")
+    assert (status, said.split("\n")[0]) == (
         0,
         "usage: openclaw-rl inspect RUN forget [-h] [--person NAME] [SESSION]",
     )
-    assert run("forget", repository=repository).returncode == 2
+    assert here("forget")[0] == 2
 
 
 @pytest.mark.parametrize("module", ["openclaw", "openclaw.launch", "openclaw.report"])
