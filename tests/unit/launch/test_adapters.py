@@ -81,3 +81,11 @@ def test_the_dry_run_plans_adapters_loaded_in_memory_and_on_disk() -> None:
     assert (
         f"6 people in main memory, and two copies ({people_bytes(args, policy_shape(args)) / 2**30:.1f} GiB)" in second
     )
+
+
+def test_adapters_in_float32_are_twice_as_large() -> None:
+    plan = plan_of(ADAPTERS="per-owner", USE_LORA="1", LORA_RANK="8")
+    parameters = 8 * 36 * (2 * (2560 + 4096) + 2 * (2560 + 1024) + 3 * (2560 + 9728))
+    first, second = adapter_lines(PER_OWNER, plan.args.changed(train_dtype="float32"))
+    assert f"({4 * parameters / 2**20:.1f} MiB)" in first
+    assert f"a person takes {5 * 16 * parameters / 2**20:.0f} MiB" in second
