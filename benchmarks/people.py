@@ -67,13 +67,12 @@ def build_parser() -> argparse.ArgumentParser:
 
     again = parts.add_parser("replay", parents=[common], help="an owner's batches alone, once more")
     again.add_argument("--run-dir", type=Path, required=True, help="of the owners' run, which must have ended")
-    again.add_argument("--method", default="hybrid", help="of that run (default: %(default)s)")
-    again.add_argument("--seed", type=int, default=0, help="of that run (default: %(default)s)")
     again.add_argument("--users", default=None, help="comma-separated (default: all with an update)")
     again.add_argument("--work", type=Path, default=None, help="folder of the replays (default: RUN-replay)")
 
     many = parts.add_parser("crowd", parents=[common], help="thirty owners at once")
     many.add_argument("--run-dir", type=Path, default=None, help="of the run, new (default: runs/people-crowd-METHOD)")
+    many.add_argument("--only-check", action="store_true", help="check the replies of a run that FILE is of")
     many.add_argument("--method", default="rl", help="default: %(default)s")
     many.add_argument("--owners", type=int, default=crowd.Sizes.owners, help="default: %(default)s")
     many.add_argument("--minutes", type=float, default=crowd.Sizes.minutes, help="default: %(default)s")
@@ -152,8 +151,7 @@ def replay(options: argparse.Namespace) -> int:
     found = json.loads(options.json.read_text())["owners"] if options.json.exists() else {}
     for name in names:
         if name not in found:
-            of_run = {"method": options.method, "seed": options.seed}
-            found[name] = replayed(run_dir, name, batches[name], work / name, tell, **of_run)
+            found[name] = replayed(run_dir, name, batches[name], work / name, tell)
             write_json(options.json, {"machine": describe_machine(), "owners": found})
     return int(not all(one["same"] for one in found.values()))
 
@@ -162,9 +160,14 @@ def talk_of_many(options: argparse.Namespace) -> int:
     """Hold the crowd's run, then check whose adapter answered."""
     sizes = crowd.QUICK if options.quick else crowd.Sizes(options.owners, options.minutes, options.pause)
     run_dir = (options.run_dir or REPOSITORY / "runs" / f"people-crowd-{options.method}").absolute()
-    record = asyncio.run(crowd.measured(run_dir, sizes, tell, method=options.method, seed=options.seed))
+    if options.only_check:
+        record = json.loads(options.json.read_text())
+    else:
+        found = asyncio.run(crowd.measured(run_dir, sizes, tell, method=options.method, seed=options.seed))
+        record = {"machine": describe_machine(), **found}
+        write_json(options.json, record)
     record["whose"] = crowd.checked(run_dir, tell)
-    write_json(options.json, {"machine": describe_machine(), **record})
+    write_json(options.json, record)
     print(json.dumps(record, indent=1))
     return int(record["refused"] > 0 or record["whose"]["by a foreign adapter"] > 0)
 

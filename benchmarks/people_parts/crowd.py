@@ -81,7 +81,7 @@ async def measured(
         crowd = Crowd(run, sizes, seed, tell)
         await crowd.hold()
         counts = await run.launched.gateway_counts(run.admin)
-        updates = dict(run.updates)
+        updates, paused = dict(run.updates), run.paused
     return {
         "method": method,
         "owners": sizes.owners,
@@ -92,6 +92,7 @@ async def measured(
         "refusals": crowd.refused[:5],
         "updates": sum(updates.values()),
         "owners with an adapter": len(updates),
+        "paused": paused,
         "seconds of a conversation": crowd.spread(),
         "memory": crowd.memory,
         "load_average": [round(load, 1), round(os.getloadavg()[0], 1)],

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing
@@ -79,16 +80,19 @@ class LiveRun:
         """Read the updates again.
 
         Raises:
-            RunFailed: the run has ended, or somebody's training is paused.
+            RunFailed: the run has ended, or its training is paused.
         """
         self.launched.check_trains()
-        for note in paused_people(self.launched.settings.run_dir).values():
-            raise RunFailed(str(note))
         steps = self.ledger.views.step_records()
         if self._per_owner:
             self.updates = Counter(step["person"] for step in steps)
         else:
             self.updates = Counter({owner.name: len(steps) for owner in self.owners})
+
+    @property
+    def paused(self) -> list[str]:
+        """Return why whose training is paused."""
+        return [str(note) for note in paused_people(self.launched.settings.run_dir).values()]
 
     def enough(self, owner: Owner, updates: int) -> bool:
         """Return whether an owner has so many updates, or the samples for them; with one adapter, whether all together have."""
@@ -96,14 +100,18 @@ class LiveRun:
         waiting = self.ledger.samples.ready_count(person) // self.trainer.batch
         return self.updates[owner.name] + waiting >= updates
 
-    async def talk(self, targets: Mapping[str, int], conversations: int, tell: Callable[[str], None]) -> None:
+    async def talk(
+        self, targets: Mapping[str, int], conversations: int, tell: Callable[[str], None], until: float
+    ) -> None:
         """Have owners talk, each in ``conversations`` at a time, until each has as many updates as ``targets`` says by name.
+
+        At the monotonic time ``until`` no conversation begins any more.
 
         Returns once the run has learned from all of it.
 
         Raises:
             Refused: a request was refused.
-            RunFailed: the run ended or stands still.
+            RunFailed: the run ended or stands still, or somebody's training is paused.
         """
         self.look()
 
@@ -112,12 +120,14 @@ class LiveRun:
             while True:
                 await asyncio.sleep(LOOK_SECONDS)
                 self.look()
+                if self.paused:
+                    raise RunFailed("; ".join(self.paused))
                 if (done := sum(self.updates.values())) >= before + len(self.owners):
                     tell(" ".join(f"{name} {self.updates[name]}" for name in targets))
                     before = done
 
         async def one(owner: Owner) -> None:
-            while not self.enough(owner, targets[owner.name]):
+            while time.monotonic() < until and not self.enough(owner, targets[owner.name]):
                 number, owner.next_session = owner.next_session, owner.next_session + 1
                 await owner.student.session(number)
 

@@ -28,7 +28,7 @@ from groundwork.private_files import write_note
 OWNERS = ("student", "list", "boxed", "captain", "doctor", "cheers", "tada", "spelled")
 """Plain prose, a numbered list or a box; two titles; two last words; signs in words."""
 GOAL, IN_A_ROW = 0.8, 2
-PARALLEL = 8
+PARALLEL = 16
 """Requests of a score at a time."""
 STATE = "benchmark.json"
 SESSIONS_OF_A_PART = 10_000
@@ -105,13 +105,14 @@ class Talk:
         """``most``: updates in all, None: no bound but each owner's."""
         self._run, self._done, self._sizes, self._most, self._tell = run, done, sizes, most, tell
         self._per_owner = adapters == PER_OWNER
-        self._started = time.monotonic()
+        self._until = 0.0
         for owner in run.owners:
             owner.next_session = SESSIONS_OF_A_PART * done.parts  # no conversation of an earlier part goes on
 
     async def go_on(self, until: float) -> bool:
-        """Do what is left, but begin no further part after the monotonic time ``until``; return whether all is done."""
+        """Do what is left, but begin nothing after the monotonic time ``until`` except scores; return whether all is done."""
         self._run.look()
+        self._until = until
         while time.monotonic() < until:
             if self._done.round < 0:
                 await self._round({})
@@ -138,7 +139,7 @@ class Talk:
 
     async def _round(self, targets: dict[str, int]) -> None:
         if targets:
-            await self._run.talk(targets, self._sizes.conversations, self._tell)
+            await self._run.talk(targets, self._sizes.conversations, self._tell, self._until)
         for name, score in (await self._scores(self._run.owners)).items():
             self._done.scores.setdefault(name, []).append(score)
         self._done.round += 1
@@ -155,7 +156,7 @@ class Talk:
         more = self._sizes.stretch * (1 if self._per_owner else len(talking))
         targets = {owner.name: self._run.updates[owner.name] + more for owner in talking}
         start = self._run.updates_in_all
-        await self._run.talk(targets, self._sizes.conversations, self._tell)
+        await self._run.talk(targets, self._sizes.conversations, self._tell, self._until)
         after = await self._scores(silent)
         self._done.silent.append({"others": self._run.updates_in_all - start, "before": before, "after": after})
         self._save()
@@ -229,14 +230,10 @@ async def measured(
 def of_owner(done: Done, name: str, updates: dict[str, int]) -> dict[str, Any]:
     """Return what is recorded of an owner: the curve, when the goal was reached, and what others' updates changed."""
     scores = done.scores.get(name, [])
-    reached = next(
-        (
-            score["updates"]
-            for score, following in pairwise(scores)
-            if share(score) >= GOAL and share(following) >= GOAL
-        ),
-        None,
-    )
+    good = [score["updates"] for score in scores if share(score) >= GOAL]
+    twice = [
+        score["updates"] for score, following in pairwise(scores) if share(score) >= GOAL and share(following) >= GOAL
+    ]
     quiet = [
         drift(before, after)
         for before, after in pairwise(scores)
@@ -252,7 +249,8 @@ def of_owner(done: Done, name: str, updates: dict[str, int]) -> dict[str, Any]:
         "liked": [[score["updates"], round(share(score), 4)] for score in scores],
         "right": [score["right"] for score in scores],
         "degenerate": sum(score["degenerate"] for score in scores),
-        "reached_after": reached,
+        "reached_after": good[0] if good else None,
+        "twice_in_a_row_after": twice[0] if twice else None,
         "silent": silent,
         "between_rounds": quiet,
     }
@@ -276,6 +274,9 @@ def verdict(record: dict[str, Any]) -> dict[str, Any]:
     silent = [part for owner in owners.values() for part in owner["silent"]]
     return {
         "reached": sorted(name for name, owner in owners.items() if owner["reached_after"] is not None),
+        "reached_twice_in_a_row": sorted(
+            name for name, owner in owners.items() if owner["twice_in_a_row_after"] is not None
+        ),
         "not_reached": {
             name: max((liked for _, liked in owner["liked"]), default=0.0)
             for name, owner in owners.items()

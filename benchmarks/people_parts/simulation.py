@@ -442,7 +442,9 @@ def simulated(traffic: Traffic, costs: Costs, people_in_memory: int) -> dict[str
         "adapters held by the engine": {"most": counts.most_held, "plan": HELD},
         "GiB of them": gib(counts.most_held / HELD * plan.of_held, plan.of_held),
         "people in the trainer's memory": {"most": counts.most_in_memory, "plan": people_in_memory},
-        "GiB of them in the trainer": gib(counts.most_in_memory / people_in_memory * plan.of_trained, plan.of_trained),
+        "GiB of them in the trainer": gib(
+            (counts.most_in_memory + 2) / (people_in_memory + 2) * plan.of_trained, plan.of_trained
+        ),
         "owners with a version": len(box.versions),
         "versions on disk": kept,
         "GiB on disk": gib((kept + 1) * a_version, traffic.owners * plan.of_person),

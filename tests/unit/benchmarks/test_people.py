@@ -87,12 +87,13 @@ def score(liked: int, updates: int, in_all: int, replies: str = "abcd") -> dict[
     return own | {"liked": liked, "right": 4, "degenerate": 0, "replies": list(replies)}
 
 
-def test_the_goal_is_reached_where_two_scores_in_a_row_are_good() -> None:
+def test_the_goal_is_reached_once_and_twice_in_a_row() -> None:
     scores = [score(1, 0, 0), score(4, 4, 9), score(3, 8, 20), score(4, 12, 30), score(4, 16, 41)]
     done = Done(scores={"anna": scores, "bert": scores[:4]})
     assert (done.is_done("anna"), done.is_done("bert"), done.is_done("carl")) == (True, False, False)
-    assert of_owner(done, "anna", {"anna": 16})["reached_after"] == 12
-    assert of_owner(done, "bert", {})["reached_after"] is None
+    anna, bert = of_owner(done, "anna", {"anna": 16}), of_owner(done, "bert", {})
+    assert (anna["reached_after"], anna["twice_in_a_row_after"]) == (4, 12)
+    assert (bert["reached_after"], bert["twice_in_a_row_after"]) == (4, None)
 
 
 def test_what_others_changed_is_told_apart_from_ones_own_updates() -> None:
@@ -110,7 +111,7 @@ def test_what_others_changed_is_told_apart_from_ones_own_updates() -> None:
     assert record["owners"]["anna"]["between_rounds"][0]["others"] == 6
     found = verdict(record)
     assert (found["largest_drift"], found["replies_that_changed"], found["replies_compared"]) == (0.5, 2, 8)
-    assert found["not_reached"] == {"anna": 1.0, "bert": 1.0}
+    assert (found["reached"], found["reached_twice_in_a_row"], found["not_reached"]) == (["anna", "bert"], [], {})
 
 
 def test_a_reply_by_another_owners_adapter_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
