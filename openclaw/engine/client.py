@@ -451,9 +451,9 @@ class EngineClient:
             async with engine.post("/generate", orjson.dumps(payload), routing_key) as answer:
                 await self._check_status(answer)
                 running = True
-                async for events in _event_groups(answer):
-                    chunks = _read_chunks(events, base, progress, expected, mark)
-                    for chunk in _join(chunks) if len(events) > 1 else chunks:
+                events = _Events()
+                while not events.over and (data := await answer.read()):
+                    for chunk in _read_chunks(events.push(data), base, progress, expected, mark):
                         self._last_version = chunk.weight_version
                         running = chunk.finish is None
                         answer.finished = not running
@@ -503,45 +503,78 @@ def _rest_of(sampling_params: Mapping[str, Any], delivered: int) -> dict[str, An
     return rest
 
 
-async def _event_groups(answer: Answer) -> AsyncGenerator[list[bytes], None]:
-    """Yield lists of server-sent event bodies that arrived together, up to ``[DONE]``."""
-    rest = b""
-    while data := await answer.read():
-        *lines, rest = (rest + data).split(b"\n")
-        bodies = [line[5:].strip() for line in lines if line.startswith(b"data:")]
-        if bodies and bodies[-1] == b"[DONE]":
-            yield bodies[:-1]
-            return
-        if bodies:
-            yield bodies
+class _Events:
+    """Splits the body of an answer into server-sent events; ``over`` after ``[DONE]``."""
+
+    def __init__(self) -> None:
+        self.over = False
+        self._rest = b""
+
+    def push(self, data: bytes) -> list[bytes]:
+        """Return the bodies of the events that end in ``data``."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        bodies = [line[5:] for line in lines if line.startswith(b"data:")]
+        if bodies and bodies[-1].strip() == b"[DONE]":
+            self.over = True
+            bodies.pop()
+        return bodies
 
 
 def _read_chunks(
     bodies: list[bytes], base: int, progress: _Progress, prompt_tokens: int | None = None, mark: str | None = None
 ) -> Iterator[TokenChunk]:
-    """Yield the tokens of each event and count them as delivered; see `_read_chunk`.
+    """Yield the tokens of events and count them as delivered; see `_read_chunk`.
 
-    ``prompt_tokens`` is the number that the engine must have read, if it repeated placeholders; None: any. ``mark`` is whose
-    adapter must have answered; None: anybody's.
+    Neighbours of the same weights become one chunk, and an error is raised after the chunks before it.
+
+    Args:
+        bodies: of the events.
+        base: response tokens that earlier attempts delivered.
+        progress: of the reply.
+        prompt_tokens: the number that the engine must have read, if it repeated placeholders; None: any.
+        mark: whose adapter must have answered; None: anybody's.
     """
+    held: TokenChunk | None = None
+    failure: EngineError | None = None
     for body in bodies:
         try:
-            event = orjson.loads(body)
-        except orjson.JSONDecodeError as error:
-            raise EngineProtocolError(f"the engine sent an event that is not JSON: {body[:200]!r}") from error
-        chunk = _read_chunk(event, base, len(progress.ids) - base)
-        counted = event["meta_info"].get("prompt_tokens")
-        if prompt_tokens is not None and counted != prompt_tokens:
-            raise EngineProtocolError(
-                f"the prompt has {prompt_tokens} tokens with its pictures, but the engine counts {counted}; both must use the "
-                "same preprocessor_config.json"
-            )
-        if mark is not None:
-            check_adapter(event["meta_info"], mark)
-            adapter = event["meta_info"]["adapter"]
-            progress.adapter = None if adapter == BASE else adapter
+            chunk = _read_event(body, base, progress, prompt_tokens, mark)
+        except EngineError as error:
+            failure = error
+            break
         progress.ids.extend(chunk.ids)
-        yield chunk
+        if held is None:
+            held = chunk
+        elif held.weight_version == chunk.weight_version:
+            chunk.ids, chunk.logprobs = held.ids + chunk.ids, held.logprobs + chunk.logprobs
+            chunk.top = held.top + chunk.top
+            held = chunk
+        else:
+            yield held
+            held = chunk
+    if held is not None:
+        yield held
+    if failure is not None:
+        raise failure
+
+
+def _read_event(body: bytes, base: int, progress: _Progress, prompt_tokens: int | None, mark: str | None) -> TokenChunk:
+    """Return the new tokens of one event; the arguments are those of `_read_chunks`."""
+    try:
+        event = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise EngineProtocolError(f"the engine sent an event that is not JSON: {body[:200]!r}") from error
+    chunk = _read_chunk(event, base, len(progress.ids) - base)
+    if prompt_tokens is not None and event["meta_info"].get("prompt_tokens") != prompt_tokens:
+        raise EngineProtocolError(
+            f"the prompt has {prompt_tokens} tokens with its pictures, but the engine counts "
+            f"{event['meta_info'].get('prompt_tokens')}; both must use the same preprocessor_config.json"
+        )
+    if mark is not None:
+        check_adapter(event["meta_info"], mark)
+        adapter = event["meta_info"]["adapter"]
+        progress.adapter = None if adapter == BASE else adapter
+    return chunk
 
 
 def check_adapter(meta: Mapping[str, Any], mark: str) -> None:
@@ -556,29 +589,6 @@ def check_adapter(meta: Mapping[str, Any], mark: str) -> None:
             f"the adapter of person {mark} was asked, but {adapter} of version {version} answered; the engine must run with "
             "--adapter-per-person"
         )
-
-
-def _join(chunks: Iterator[TokenChunk]) -> Iterator[TokenChunk]:
-    """Yield ``chunks`` with neighbours of the same weights merged; raise an error after the chunks before it."""
-    held: TokenChunk | None = None
-    failure: EngineError | None = None
-    try:
-        for chunk in chunks:
-            if held is None:
-                held = chunk
-            elif held.weight_version == chunk.weight_version:
-                chunk.ids, chunk.logprobs = held.ids + chunk.ids, held.logprobs + chunk.logprobs
-                chunk.top = held.top + chunk.top
-                held = chunk
-            else:
-                yield held
-                held = chunk
-    except EngineError as error:
-        failure = error
-    if held is not None:
-        yield held
-    if failure is not None:
-        raise failure
 
 
 def _read_chunk(event: dict[str, Any], base: int, have: int) -> TokenChunk:
@@ -605,7 +615,10 @@ def _read_chunk(event: dict[str, Any], base: int, have: int) -> TokenChunk:
                 f"{total} tokens were generated and {have} delivered, but the engine sent {len(ids)} ids "
                 f"and {len(entries)} logprobs"
             )
-        ids, entries = ids[len(ids) - new :], entries[len(entries) - new :]
+        if len(ids) != new:
+            ids = ids[len(ids) - new :]
+        if len(entries) != new:
+            entries = entries[len(entries) - new :]
         if [entry[1] for entry in entries] != ids:
             raise EngineProtocolError("the engine's logprobs belong to other tokens than it sampled")
         top = meta.get("output_top_logprobs") or []
@@ -616,10 +629,10 @@ def _read_chunk(event: dict[str, Any], base: int, have: int) -> TokenChunk:
             logprobs=[entry[0] for entry in entries],
             weight_version=str(meta.get("weight_version", "default")),
             finish=kind,
-            versions=_spans(meta.get("weight_versions") if kind else None, base),
+            versions=_spans(meta.get("weight_versions"), base) if kind else (),
             cached_tokens=meta.get("cached_tokens") or 0,
-            top=top[len(top) - new :],
-            fallback=(meta.get("adapter_fallback") or {}).get("adapter"),
+            top=top[len(top) - new :] if top else top,
+            fallback=fallback.get("adapter") if (fallback := meta.get("adapter_fallback")) else None,
         )
     except (KeyError, TypeError, IndexError) as error:
         raise EngineProtocolError(f"the engine sent an event without {error}: {str(event)[:300]}") from error

@@ -5,6 +5,10 @@ quarter of its cost in general HTTP clients. A connection is reused only if its 
 other is closed, which the engine notices. A slow reader exerts backpressure on the engine instead of filling memory.
 Every failure of a connection is an `EngineBrokeOffError`.
 
+While `MANY_ANSWERS` or more are under way, a reader wakes once per round for all that has arrived, not once per packet, and
+the readers of a round wake together (`Rounds`). The head of an answer, the first bytes of its body, its end and a failure
+never wait for a round.
+
 `Connections` owns the sockets; used from one event loop. httptools does the parsing.
 """
 
@@ -27,6 +31,9 @@ CONNECT_SECONDS = 5.0
 SILENCE_SECONDS = 600.0
 IDLE_SECONDS = 2.0  # shorter than any server's idle time-out
 MAX_UNREAD_BYTES = 1 << 20
+MANY_ANSWERS = 64
+ROUND_SECONDS = 0.02
+"""How long a piece of a long answer may wait beside many others: a fraction of what a reader notices."""
 
 
 class Answer(Protocol):
@@ -41,10 +48,39 @@ class Answer(Protocol):
         ...
 
 
+class Rounds:
+    """Lets the readers of many answers wake together; a token that waits costs a fraction of one that wakes its reader."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        """How long a reader sleeps after a piece, at least."""
+        self._under_way = 0
+        self._waiting: list[Connection] = []
+
+    def count(self, change: int) -> None:
+        """Count answers that begin (1) or end (-1)."""
+        self._under_way += change
+        self.seconds = ROUND_SECONDS if self._under_way >= MANY_ANSWERS else 0.0
+
+    def join(self, connection: Connection) -> None:
+        """Wake the reader of ``connection`` at the end of this round, which the first one to join begins."""
+        if not self._waiting:
+            asyncio.get_running_loop().call_later(ROUND_SECONDS, self._end)
+        self._waiting.append(connection)
+
+    def _end(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for connection in waiting:
+            connection.wake()
+
+
 class Connection(asyncio.Protocol):
     """One connection; answers one request at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, rounds: Rounds) -> None:
+        self._rounds = rounds
+        self._read_at = 0.0
+        self._in_round = False
         self.status = 0
         self.complete = True
         self.finished = False
@@ -71,7 +107,7 @@ class Connection(asyncio.Protocol):
     async def send(self, request: bytes) -> None:
         """Send a request and wait for the head of its answer."""
         self.status, self.complete, self.finished = 0, False, False
-        self._parts, self._unread = [], 0
+        self._parts, self._unread, self._read_at = [], 0, 0.0
         self._parser = httptools.HttpResponseParser(self)
         self._heard = time.monotonic()
         self._check_silence()
@@ -86,7 +122,7 @@ class Connection(asyncio.Protocol):
                 return b""
             await self._wait()
         data = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
-        self._parts, self._unread = [], 0
+        self._parts, self._unread, self._read_at = [], 0, self._heard
         if self._paused:
             self._paused = False
             self._transport.resume_reading()
@@ -122,7 +158,11 @@ class Connection(asyncio.Protocol):
         if self._unread > MAX_UNREAD_BYTES and not self._paused:
             self._paused = True
             self._transport.pause_reading()
-        self._wake()
+        if self.complete or self._paused or self._heard - self._read_at >= self._rounds.seconds:
+            self.wake()
+        elif not self._in_round:
+            self._in_round = True
+            self._rounds.join(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Record the end of the connection."""
@@ -150,13 +190,15 @@ class Connection(asyncio.Protocol):
         self._waiter = asyncio.get_running_loop().create_future()
         await self._waiter
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Let the reader go on."""
+        self._in_round = False
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     def _fail(self, words: str) -> None:
         self._failure = self._failure or words
-        self._wake()
+        self.wake()
 
     def _check_silence(self) -> None:
         """Fail a silent connection; reschedules itself once per deadline instead of at every read."""
@@ -186,6 +228,7 @@ class Connections:
         self._head = f"host: {parts.netloc.rpartition('@')[2]}\r\ncontent-type: application/json\r\n"
         self._path = parts.path.rstrip("/")
         self._idle: list[Connection] = []
+        self._rounds = Rounds()
 
     @asynccontextmanager
     async def post(self, path: str, body: bytes, routing_key: str | None = None) -> AsyncIterator[Answer]:
@@ -197,12 +240,14 @@ class Connections:
             EngineBrokeOffError: if there is no connection, or it ends before the answer is complete.
         """
         connection = self._take() or await self._open()
+        self._rounds.count(1)
         try:
             routing = f"{ROUTING_HEADER}: {routing_key}\r\n" if routing_key else ""
             head = f"POST {self._path}{path} HTTP/1.1\r\n{self._head}{routing}content-length: {len(body)}\r\n\r\n"
             await connection.send(head.encode() + body)
             yield connection
         finally:
+            self._rounds.count(-1)
             connection.go_home(self._idle)
 
     def close(self) -> None:
@@ -224,7 +269,9 @@ class Connections:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
-                _, connection = await loop.create_connection(Connection, self._host, self._port, ssl=self._tls)
+                _, connection = await loop.create_connection(
+                    lambda: Connection(self._rounds), self._host, self._port, ssl=self._tls
+                )
         except (OSError, TimeoutError) as error:
             raise EngineBrokeOffError(f"{type(error).__name__}: {error}") from error
         return connection

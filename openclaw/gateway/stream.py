@@ -1,9 +1,10 @@
 """Answers on the wire: JSON, streams of server-sent events, heartbeats, disconnects.
 
-Guarantees: each delta is sent as soon as it is known. What a stream says is its `Form`'s: the events, what a silent stream
-gets, what ends a failed one. Work is cancelled as soon as its client closes the connection, and only then; one task watches,
-and the work itself runs without a task of its own. The owner learns the end of every stream exactly once. Heartbeats, also
-before the first token, prevent idle time-outs between engine and client. `EventStream` owns the sending of one reply.
+Guarantees: each delta is sent as soon as it is known, beside many replies once a round (`openclaw.engine.connection`). What
+a stream says is its `Form`'s: the events, what a silent stream gets, what ends a failed one. Work is cancelled as soon as
+its client closes the connection, and only then; one task watches, and the work itself runs without a task of its own. The
+owner learns the end of every stream exactly once. Heartbeats, also before the first token, prevent idle time-outs between
+engine and client. `EventStream` owns the sending of one reply.
 """
 
 from __future__ import annotations

@@ -145,3 +145,72 @@ async def test_a_reader_that_falls_behind_stops_the_engine(monkeypatch: pytest.M
                 assert len(data) < 1 << 20
                 total += len(data)
     assert total == 200 << 16
+
+
+class Pieces:
+    """A server whose answer has a piece at once and two more after it was read, and then ends or breaks off.
+
+    With ``apart`` each of the two waits until the piece before it was read.
+    """
+
+    def __init__(self, *, ends: bool, apart: bool) -> None:
+        self.read = asyncio.Semaphore(0)
+        self._ends = ends
+        self._apart = apart
+
+    async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(HEAD)
+        await writer.drain()
+        await asyncio.sleep(0.01)
+        writer.write(b"3\r\none\r\n")
+        await self.read.acquire()
+        writer.write(b"3\r\ntwo\r\n")
+        await writer.drain()
+        await (self.read.acquire() if self._apart else asyncio.sleep(0.01))
+        writer.write(b"5\r\nthree\r\n")
+        await writer.drain()
+        await (self.read.acquire() if self._apart else asyncio.sleep(0.01))
+        if self._ends:
+            writer.write(END)
+            await reader.read()
+        writer.close()
+
+    async def parts(self) -> list[bytes]:
+        """Read an answer; return what each read gave."""
+        server = await asyncio.start_server(self.handle, "127.0.0.1", 0)
+        connections = Connections(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        parts: list[bytes] = []
+        try:
+            async with asyncio.timeout(10), connections.post("/generate", b"") as answer:
+                while part := await answer.read():
+                    parts.append(part)
+                    self.read.release()
+        except EngineBrokeOffError:
+            parts.append(b"broke off")
+        finally:
+            connections.close()
+            server.close()
+        return parts
+
+
+@pytest.mark.parametrize(
+    ("ends", "expected"), [(True, [b"one", b"twothree"]), (False, [b"one", b"twothree", b"broke off"])]
+)
+async def test_beside_many_answers_a_reader_wakes_once_a_round(
+    monkeypatch: pytest.MonkeyPatch, ends: bool, expected: list[bytes]
+) -> None:
+    monkeypatch.setattr(engine_connection, "MANY_ANSWERS", 1)
+    monkeypatch.setattr(engine_connection, "ROUND_SECONDS", 60.0)
+    assert await Pieces(ends=ends, apart=False).parts() == expected
+
+
+async def test_a_round_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_connection, "MANY_ANSWERS", 1)
+    monkeypatch.setattr(engine_connection, "ROUND_SECONDS", 0.05)
+    assert await Pieces(ends=True, apart=True).parts() == [b"one", b"two", b"three"]
+
+
+async def test_beside_few_answers_every_piece_wakes_its_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_connection, "ROUND_SECONDS", 60.0)
+    assert await Pieces(ends=True, apart=True).parts() == [b"one", b"two", b"three"]
