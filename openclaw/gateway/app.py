@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
+from fastapi.telemetry import TelemetryConfig
 from prometheus_client import CollectorRegistry
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -136,6 +137,8 @@ def _stamp(path: Path) -> Stamp:
 MAX_SWEEP_SECONDS = 30.0
 SETTLE_EVERY = 5.0
 SECONDS_A_DAY = 86400.0
+UNTRACED: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
+"""The framework's own telemetry, which it looks for at every request; the runtime has metrics of its own."""
 
 
 class GuardedApp(FastAPI):
@@ -203,7 +206,7 @@ def create_app(
         if path in app.endpoints:
             count(service.metrics, status)
 
-    app = GuardedApp(title="OpenClaw-RL gateway", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = GuardedApp(title="OpenClaw-RL gateway", lifespan=lifespan, docs_url=None, redoc_url=None, telemetry=UNTRACED)
     app.reloader = reloader
     app.doorway = Doorway(config)
     app.guard = partial(

@@ -50,7 +50,7 @@ from openclaw.gateway.errors import (
     stopping,
     too_long,
 )
-from openclaw.gateway.guard import client_of, note_reply
+from openclaw.gateway.guard import RequestHeaders, client_of, note_reply
 from openclaw.gateway.large_bodies import LargeBodies
 from openclaw.gateway.lessons import LessonDesk, wished
 from openclaw.gateway.limits import Admission, RateLimits, take_body
@@ -605,7 +605,7 @@ class Completions:
         question = await self._service.question(self._dialect, take_body(request.scope), self._admission)
         if self._look_up is not None:
             question = await self._look_up(question, client)
-        reply = self._begin(question, request.headers, client)
+        reply = self._begin(question, RequestHeaders(request.scope), client)
         if question.request.stream:
             return await _stream(self._service, request, await until_sent.enter_async_context(reply))
         async with reply:

@@ -68,6 +68,27 @@ LIMITED_METHODS = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 
 
+class RequestHeaders(Headers):
+    """The headers of a request as a table; `Headers` reads the whole list at each of a score of look-ups."""
+
+    def __init__(self, scope: Scope) -> None:
+        """Read the headers of an ASGI request; of several lines of one name the first counts."""
+        super().__init__(scope=scope)
+        self._first = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(self.raw)}
+
+    def __getitem__(self, key: str) -> str:
+        """Return the value of the header ``key``, in any case."""
+        return self._first[key.lower()]
+
+    def __contains__(self, key: Any) -> bool:
+        """Return whether the request has the header ``key``, in any case."""
+        return key.lower() in self._first
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return the value of the header ``key``, or ``default`` without it."""
+        return self._first.get(key.lower(), default)
+
+
 class Guard:
     """The middleware; stateless."""
 
@@ -104,7 +125,7 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
+        headers = RequestHeaders(scope)
         record = scope[REQUEST_SCOPE] = RequestRecord.of(headers, scope["method"])
 
         started = False

@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+
+
+class QuickCounter(Counter):
+    """A counter whose `labels` looks up a child that it knows, which costs a tenth of finding it."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        """Take a counter's arguments."""
+        self._known: dict[tuple[tuple[str, Any], ...], Counter] = {}
+        super().__init__(*given, **named)
+
+    def labels(self, **labels: Any) -> Counter:  # type: ignore[override]
+        """Return the child with these labels."""
+        key = tuple(labels.items())
+        child = self._known.get(key)
+        if child is None:
+            child = self._known[key] = super().labels(**labels)
+        return child
 
 
 class GatewayMetrics:
     """Registers the gateway's metrics in the runtime's registry."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.requests = Counter(
+        self.requests = QuickCounter(
             "openclaw_requests",
             "Completions of chats and texts by HTTP status (499: the client went away)",
             ["code"],
@@ -27,25 +46,25 @@ class GatewayMetrics:
         )
         self.prompt_tokens = Counter("openclaw_prompt_tokens", "Prompt tokens of answered requests", registry=registry)
         self.generated_tokens = Counter("openclaw_generated_tokens", "Response tokens", registry=registry)
-        self.replayed_replies = Counter(
+        self.replayed_replies = QuickCounter(
             "openclaw_replayed_replies",
             "Earlier replies in prompts whose rendering gives other ids than were sampled, by the ids used",
             ["ids"],
             registry=registry,
         )
-        self.lessons = Counter(
+        self.lessons = QuickCounter(
             "openclaw_lessons",
             "Requests with their person's lessons in the prompt (served), or why they were served without: overflow, refused, ledger",
             ["outcome"],
             registry=registry,
         )
-        self.turns = Counter(
+        self.turns = QuickCounter(
             "openclaw_turns",
             "Turns recorded, by kind and finish reason",
             ["kind", "outcome"],
             registry=registry,
         )
-        self.session_events = Counter(
+        self.session_events = QuickCounter(
             "openclaw_session_events", "What happened to sessions and next states", ["event"], registry=registry
         )
         self.sessions = Gauge("openclaw_sessions", "Sessions in memory", registry=registry)
@@ -78,10 +97,10 @@ class GatewayMetrics:
             "openclaw_mixed_version_replies", "Replies sampled by more than one weight version", registry=registry
         )
         self.ledger_failures = Counter("openclaw_ledger_failures", "Failed commits to the ledger", registry=registry)
-        self.key_requests = Counter(
+        self.key_requests = QuickCounter(
             "openclaw_key_requests", "Requests by name of the key and HTTP status", ["key", "code"], registry=registry
         )
-        self.key_tokens = Counter(
+        self.key_tokens = QuickCounter(
             "openclaw_key_tokens",
             "Tokens by name of the key: of the prompt, generated",
             ["key", "kind"],

@@ -26,6 +26,9 @@ from groundwork.chat_messages import TEMPLATE_ERRORS, Message, content_text, in_
 
 Done = TypeVar("Done")
 TAIL_TOKENS = 16
+END_TOKENS = 4
+"""Tokens at the end of a prompt that usually hold what the template writes before a reply."""
+MAX_ENDS = 256
 SHORT_CHARACTERS = 8192
 Thought = Literal["open", "closed", "none"]
 PROMPT_END_TOKENS = 16
@@ -97,6 +100,7 @@ class Renderer:
         self._prompts = Prompts(tokenizer)
         self._splicer = Splicer(tokenizer, self._prompts)
         self._lock = threading.RLock()
+        self._ends: dict[ReasoningFormat, dict[tuple[int, ...], Thought]] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="render")
 
     def render(
@@ -228,6 +232,7 @@ class Renderer:
         """Clear the cache of past prompts."""
         with self._lock:
             self._prompts.forget()
+            self._ends.clear()
 
     async def prepare(
         self,
@@ -252,13 +257,30 @@ class Renderer:
 
     def thought_at_end(self, prompt_ids: Sequence[int], reasoning: ReasoningFormat) -> Thought:
         """Return the state of a thought at the end of a prompt."""
+        # The template ends nearly all prompts alike, so a few ids at the end are known from another prompt.
+        ends = self._ends.setdefault(reasoning, {})
+        end = tuple(prompt_ids[-END_TOKENS:])
+        thought = ends.get(end)
+        if thought is None:
+            tail = self._tail(end)
+            if len(tail) < max(len(reasoning.open), len(reasoning.close)):
+                return _thought(self._tail(prompt_ids[-TAIL_TOKENS:]), reasoning)
+            thought = _thought(tail, reasoning)
+            if len(ends) < MAX_ENDS:
+                ends[end] = thought
+        return thought
+
+    def _tail(self, ids: Sequence[int]) -> str:
         with self._lock:
-            tail = self._tokenizer.decode(list(prompt_ids[-TAIL_TOKENS:]), skip_special_tokens=False).rstrip()
-        return "open" if tail.endswith(reasoning.open) else "closed" if tail.endswith(reasoning.close) else "none"
+            return self._tokenizer.decode(list(ids), skip_special_tokens=False).rstrip()
 
     def close(self) -> None:
         """End the thread."""
         self._thread.shutdown(wait=False)
+
+
+def _thought(text: str, reasoning: ReasoningFormat) -> Thought:
+    return "open" if text.endswith(reasoning.open) else "closed" if text.endswith(reasoning.close) else "none"
 
 
 REPLY = re.compile(f"{THOUGHT}[^{PLACE}]*{PLACE}|{PLACE}")
