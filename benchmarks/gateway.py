@@ -4,7 +4,8 @@
 stand-in engine answers with a token per decode step, the gateway is the real runtime with its ledger on, the load client
 is a third process. Per number of connections: time to first token (direct, through the gateway, and buffered), added
 latency, throughput ratio, `/healthz` under load. With `--lessons N` only this is measured: what N lessons of a person add to
-the time to the first token, rounds with and without them alternating. Without the option: the ceiling without a pace, stalls as long as a weight update's,
+the time to the first token, rounds with and without them alternating. With `--costs` only this: the processor time of a request and
+of a token, apart, from replies of two lengths. Without both options: the ceiling without a pace, stalls as long as a weight update's,
 and memory per session held. Exit status 1 when something fails; figures are recorded, not judged.
 
 Other gateways are measured in the same run when they are installed. For LiteLLM: `python -m venv DIR && DIR/bin/python -m pip
@@ -480,6 +481,58 @@ def run_lessons(arguments: argparse.Namespace, folder: Path, stack: ExitStack) -
     return figures
 
 
+LONG_REPLY_TOKENS = 512
+
+
+def cost_figures(runs: dict[int, list[Run]]) -> dict:
+    """Return the processor time of a request and of a streamed token, apart.
+
+    Args:
+        runs: by the most tokens of a reply, two of them; a run's time is a part for each request and a part for each token.
+    """
+    points = []
+    for taken in runs.values():
+        requests = [len(run.totals) for run in taken]
+        tokens = [run.tokens_per_second * run.seconds for run in taken]
+        length = sum(tokens) / sum(requests)
+        points.append((length, statistics.median(run.cpu_us_per_token or 0.0 for run in taken) * length))
+    (short, brief), (long, whole) = points
+    token = (whole - brief) / (long - short)
+    return {
+        "tokens_per_reply": [round(short, 1), round(long, 1)],
+        "cpu_us_per_token": [round(brief / short, 1), round(whole / long, 1)],
+        "of_a_token_us": round(token, 1),
+        "of_a_request_ms": round((brief - token * short) / 1e3, 3),
+    }
+
+
+def run_costs(arguments: argparse.Namespace, folder: Path, stack: ExitStack) -> dict:
+    """Measure what a request and a token cost, rounds with short and with long replies alternating."""
+    tokenizer = build_tokenizer()
+    tokenizer.save_pretrained(folder / "tokenizer")
+    seconds, rounds = (3.0, 1) if arguments.quick else (arguments.seconds, arguments.rounds)
+    figures: dict = {"step_ms": STEP_MS, "seconds": seconds, "rounds": rounds, "costs": []}
+    loads = {}
+    for tokens in (TOKENS, LONG_REPLY_TOKENS):
+        workload = build_workload(tokenizer, tokens)
+        engine = start_engine(workload, STEP_MS, folder)
+        stack.callback(engine.stop)
+        gateway = start_gateway(engine, folder / "tokenizer", folder)
+        stack.callback(gateway.stop)
+        loads[tokens] = workload, engine, gateway
+        measure(Spec(gateway.port, CHAT, 4, 1.0, workload.chat, workload.texts), engine)  # warm
+    for count in [16] if arguments.quick else [int(word) for word in arguments.connections.split(",")]:
+        runs: dict[int, list[Run]] = {tokens: [] for tokens in loads}
+        for _ in range(rounds):
+            for tokens, (workload, engine, gateway) in loads.items():
+                spec = Spec(gateway.port, CHAT, count, seconds, workload.chat, workload.texts)
+                runs[tokens].append(measure(spec, engine, gateway))
+                time.sleep(IDLE_SECONDS)
+        figures["costs"].append({"connections": count, **cost_figures(runs)})
+        print(json.dumps(figures["costs"][-1]), flush=True)
+    return figures
+
+
 def run_all(arguments: argparse.Namespace, folder: Path, stack: ExitStack) -> dict:
     """Take every measurement and return the figures."""
     tokenizer = build_tokenizer()
@@ -536,6 +589,9 @@ def main() -> None:
         choices=range(1, len(LESSONS) + 1),
         help="measure only what so many lessons of a person add to the first token",
     )
+    parser.add_argument(
+        "--costs", action="store_true", help="measure only the processor time of a request and of a token, apart"
+    )
     parser.add_argument("--peer", choices=("litellm",), default=None, help="another gateway to measure in the same run")
     parser.add_argument(
         "--peer-python", default=sys.executable, help="interpreter that has the peer (default: this one)"
@@ -546,7 +602,8 @@ def main() -> None:
     parser.add_argument("--json", required=True, type=output_file, help="file for the figures")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="gateway-") as folder, ExitStack() as stack:
-        figures = (run_lessons if arguments.lessons else run_all)(arguments, Path(folder), stack)
+        work = run_lessons if arguments.lessons else run_costs if arguments.costs else run_all
+        figures = work(arguments, Path(folder), stack)
     arguments.json.parent.mkdir(parents=True, exist_ok=True)
     arguments.json.write_text(json.dumps({"machine": describe_machine(), **figures}, indent=1) + "\n")
 
