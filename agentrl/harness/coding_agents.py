@@ -1,7 +1,8 @@
 """Claude Code, Codex, opencode and Hermes as harnesses: one run of each, unmodified, on the task's folder.
 
 Guarantees: each has its shell and its tools for files, without approvals, because the sandbox is the boundary. None has a side
-call for a title, a sub-agent, a plugin or an update, so that its requests are the task's. What it keeps lies below /tmp.
+call for a title, a sub-agent, a plugin or an update, so that its requests are the task's. What it keeps lies below /tmp. Commands of
+the model have no variable with the key, but those of Claude Code, which takes approvals back where it hides the key.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from agentrl.harness.program import REQUEST_SECONDS, ROOT, Launch, Program, cont
 from agentrl.sandbox.interface import HOME, Sandbox
 
 KEY = "AGENT_API_KEY"
-"""The variable that holds the episode's key, where a program does not have a name of its own for it."""
+"""The variable that holds the episode's key for Codex."""
 
 
 class ClaudeCode(Program):
@@ -75,6 +76,7 @@ class Codex(Program):
             "model_providers.episode": provider,
             "model_context_window": window,
             "model_auto_compact_token_limit": window - longest_reply(window),
+            "shell_environment_policy": {"exclude": [KEY]},
             "check_for_update_on_startup": False,
             "web_search": "disabled",
             "analytics.enabled": False,
@@ -104,7 +106,7 @@ class OpenCode(Program):
         window = await context_window(sandbox, assignment)
         place = "/tmp/opencode"
         model = {"name": assignment.model, "reasoning": True, "tool_call": True}
-        options = {"baseURL": assignment.base_url, "apiKey": f"{{env:{KEY}}}", "timeout": REQUEST_SECONDS * 1000}
+        options = {"baseURL": assignment.base_url, "apiKey": assignment.api_key, "timeout": REQUEST_SECONDS * 1000}
         config = {
             "autoupdate": False,
             "share": "disabled",
@@ -125,7 +127,6 @@ class OpenCode(Program):
             command=[f"{self.inside}/opencode", "run", "--auto", "--title", "task", "--", assignment.instruction],
             files={f"{place}/config/opencode/opencode.json": json.dumps(config)},
             environment={
-                KEY: assignment.api_key,
                 **{f"XDG_{kind}_HOME": f"{place}/{kind.lower()}" for kind in ("CONFIG", "DATA", "STATE", "CACHE")},
                 "OPENCODE_DISABLE_AUTOUPDATE": "1",
                 "OPENCODE_DISABLE_MODELS_FETCH": "1",

@@ -33,7 +33,8 @@ pytestmark = [
 ]
 WORD = "shell/write_word/train/5"
 PATIENT_S = 300.0
-LOOK = f"echo left=$(ls -A {HOME} | wc -l)"
+LOOK = f"echo left=$(ls -A {HOME} | wc -l) keys=$(env | grep -c sk-)"
+"""Counts the task's files, and the variables that hold the episode's key."""
 SHELLS: dict[str, Callable[[str], dict[str, Any]]] = {
     "claude-code": lambda line: {"name": "Bash", "arguments": {"command": line, "description": "Solve the task"}},
     "codex": lambda line: {"name": "exec_command", "arguments": {"cmd": line}},
@@ -89,6 +90,9 @@ async def test_a_program_solves_a_task(name: str, tmp_path: Path) -> None:
         assert (verdict.status, verdict.score) == ("ok", 1.0), step.observation.text
         assert (step.truncated, step.observation.data["exit_code"]) == (False, 0)
         assert "Done." in step.observation.text
+        assert episode["api_key"].startswith("sk-")
         assert "left=0" in model.prompts[-1], "the program left something in the task's folder"
+        if name != "claude-code":  # it would ask for approvals if it hid the key
+            assert "keys=0" in model.prompts[-1], "commands of the model inherit the key"
         assert (len(server.turns()), state["segments"]) == (3, 1)
     ledger.close()
