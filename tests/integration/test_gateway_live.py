@@ -98,33 +98,6 @@ async def test_two_hundred_turns_are_exact(
     ledger.close()
 
 
-async def test_a_conversation_with_commands_has_the_ids_of_one_without(
-    engine_url: str, tiny_random_model: Path, tmp_path: Path
-) -> None:
-    seen = []
-    for commands in ((), ("/rl help", "/rl good", "/rl lessons")):
-        folder = tmp_path / str(len(commands))
-        folder.mkdir()
-        messages: list[Any] = []
-        async with gateway(engine_url, tiny_random_model, folder, commands=True) as (client, ledger, _):
-            for words in ("What is 2 + 3?", "And 3 + 4?", "Thanks."):
-                for asked in (words, *commands):
-                    messages.append({"role": "user", "content": asked})
-                    reply = await client.chat.completions.create(
-                        model="any", messages=messages, temperature=0, max_tokens=24
-                    )
-                    messages.append(reply.choices[0].message.model_dump(exclude_none=True))
-        turns = [record.turn for record in ledger.views.turn_records()]
-        assert len(turns) == 3
-        assert [len(ledger.feedback.of(turn.id)) for turn in turns] == [len(commands) // 3] * 3
-        seen.append(turns)
-        ledger.close()
-    for plain, commanded in zip(*seen, strict=True):
-        assert plain.prompt_ids == commanded.prompt_ids
-        assert plain.response_ids == commanded.response_ids
-        assert plain.response_logprobs == pytest.approx(commanded.response_logprobs, abs=TOLERANCE)
-
-
 async def test_turns_under_lessons_are_exact(
     engine_url: str, tiny_random_model: Path, references: list[Any], tmp_path: Path
 ) -> None:
