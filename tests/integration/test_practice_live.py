@@ -69,7 +69,8 @@ async def practised(
 ) -> tuple[Round, list[Sample]]:
     """Practise a round, and return it with its samples."""
     rubric, replay = options.get("rubric"), options.get("replay", 0)
-    settings = PracticeSettings("trial", 6, 4000, 3, TOPK, TEMPERATURE, 24, 512, "auto", "m", replay)
+    temperature = options.get("temperature", TEMPERATURE)
+    settings = PracticeSettings("trial", 6, 4000, 3, TOPK, temperature, 24, 512, "auto", "m", replay)
     metrics = PracticeMetrics(CollectorRegistry())
     loop = PracticeLoop(ledger, client, renderer.render, len, settings, metrics, rubric=rubric)
     due = loop.due(LOCAL)
@@ -133,10 +134,7 @@ async def test_replay_and_groups_on_an_engine_with_adapters(
     client = EngineHttp(engine.url(), timeout=WAIT_SECONDS, concurrency=8)
     policy, reply = merged(references[0], adapter), [5, 6, 7]
     prompts = [renderer.render([{"role": "user", "content": f"What is {number} + 3?"}]) for number in range(2)]
-    now = [
-        log_probs(policy, prompt, reply, TEMPERATURE).gather(-1, torch.tensor(reply)[:, None])[:, 0]
-        for prompt in prompts
-    ]
+    now = [log_probs(policy, prompt, reply, 1.0).gather(-1, torch.tensor(reply)[:, None])[:, 0] for prompt in prompts]
     with closing(Ledger(tmp_path / "ledger.sqlite")) as ledger:
         ledger.lessons.add(LOCAL, LESSON)
         for number, away in enumerate((0.5, 1.5)):  # nats per token from the present weights
@@ -145,7 +143,7 @@ async def test_replay_and_groups_on_an_engine_with_adapters(
         assert len(ledger.samples.claim(0, 99)) == 2
         ledger.samples.record_step(0, "8", 103.0, 103.0)
         rubric = Rubric(BaseModel(client))
-        _, samples = await practised(ledger, client, renderer, rubric=rubric, replay=14)
+        _, samples = await practised(ledger, client, renderer, rubric=rubric, replay=14, temperature=1.0)
     await client.close()
     rewarded = [sample for sample in samples if sample.teacher_topk_indices is None]
     replayed = [sample for sample in rewarded if sample.metadata.get(REPLAYED)]
