@@ -67,6 +67,7 @@ PICTURE_PIXELS = Bound("picture_pixels", 1 << 24, "pixels", "width times height 
 TOOLS = Bound("tools", 512, "tools", "tools of a request")
 TEMPLATE_KEYWORDS = Bound("template_keywords", 8192, "characters", "chat_template_kwargs as JSON")
 TEMPLATE_DEPTH = Bound("template_depth", 8, "levels", "nesting of chat_template_kwargs")
+LABELS = Bound("labels", 1 << 16, "characters", "what a response repeats besides texts and tools, as JSON")
 STOP_CHARACTERS = Bound("stop_characters", 2048, "characters", "all stop strings together")
 BIASED_TOKENS = Bound("biased_tokens", 1024, "ids", "entries of logit_bias")
 GRAMMAR_CHARACTERS = Bound("grammar_characters", 32768, "characters", "all schemas that a reply must follow, as JSON")

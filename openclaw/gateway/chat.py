@@ -432,8 +432,11 @@ class ChatService:
         """
         if self.config.commands and episode_of(client.owner) is None:
             question = replace(question, raw={**question.raw, "messages": hear(question.raw["messages"]).messages})
-        conversation = await self._conversation(question, headers, client)
-        return len((await self._written(question.request, conversation)).ids)
+        try:
+            conversation = await self._conversation(question, headers, client)
+            return len((await self._written(question.request, conversation)).ids)
+        except ApiError as error:
+            raise question.form.named(error) from error.__cause__
 
     async def _conversation(self, question: Question, headers: Mapping[str, str], client: Client) -> Conversation:
         """Return a request's messages with named pictures, and what we know of it."""

@@ -32,7 +32,7 @@ from groundwork.images import (
 from openclaw.config.bounds import PICTURE_PIXELS
 from openclaw.engine.client import EnginePictures
 from openclaw.gateway.errors import ApiError, bad_request
-from openclaw.gateway.schema import file_of
+from openclaw.gateway.schema import UNSEEN_PICTURE, file_of
 from openclaw.ledger.records import SeenPicture
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
@@ -44,6 +44,7 @@ DECODING_ERRORS = (
 THREADS = 2
 MAX_CACHED_BYTES = 64 << 20
 KEY_BYTES = 16
+UNSEEN = {"type": "text", "text": UNSEEN_PICTURE}
 
 
 @dataclass(frozen=True)
@@ -70,9 +71,13 @@ class PictureReader:
     async def read(self, messages: Sequence[Message], owner: str) -> tuple[list[Message], list[Picture]]:
         """Return the messages of a request of ``owner`` with named pictures, and the pictures, in order.
 
+        A text stands in place of a tool's picture that cannot be read, and of all of them for a model that sees none.
+
         Raises:
-            ApiError: 400 for a picture that cannot be read.
+            ApiError: 400 for such a picture of a user.
         """
+        if self._processor is None:
+            messages = [_unseen(message) for message in messages]
         if not any(_images(message) for message in messages):
             return list(messages), []
         if self._processor is None:
@@ -91,7 +96,13 @@ class PictureReader:
                 if part["type"] != "image_url":
                     parts.append(part)
                     continue
-                picture = await self._one(part["image_url"]["url"], owner, f"messages.{position}.content.{number}")
+                try:
+                    picture = await self._one(part["image_url"]["url"], owner, f"messages.{position}.content.{number}")
+                except ApiError:
+                    if message.get("role") != "tool":
+                        raise
+                    parts.append(UNSEEN)
+                    continue
                 pictures.append(picture)
                 parts.append(picture_part(picture.sha256))
             named.append({**message, "content": parts})
@@ -180,6 +191,13 @@ def picture_of(image: Any, tokens: int) -> Picture:
 def engine_pictures(template_ids: Sequence[int], seen: Sequence[SeenPicture]) -> EnginePictures | None:
     """Return what the engine gets beside the exact prompt; None without pictures."""
     return EnginePictures(list(template_ids), tuple(png_url(item.png) for item in seen)) if seen else None
+
+
+def _unseen(message: Message) -> Message:
+    """Return a tool's message without pictures; any other message as it is."""
+    if message.get("role") != "tool" or not _images(message):
+        return message
+    return {**message, "content": [UNSEEN if part["type"] == "image_url" else part for part in message["content"]]}
 
 
 def _images(message: Mapping[str, Any]) -> bool:

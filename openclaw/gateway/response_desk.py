@@ -10,6 +10,7 @@ trained. `ResponseDesk` knows the replies under way; those that ended leave by t
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Mapping
 from typing import Any
 from weakref import WeakSet
@@ -21,17 +22,18 @@ from openclaw.gateway.chat import ChatService
 from openclaw.gateway.dialects.dialect import Question
 from openclaw.gateway.dialects.response_items import named_turn, with_ids
 from openclaw.gateway.dialects.responses import RESPONSES, ResponsesForm, completed, is_whole, referred
-from openclaw.gateway.errors import ApiError, bad_request
+from openclaw.gateway.errors import ApiError, bad_request, from_ledger
 from openclaw.gateway.guard import client_of
 from openclaw.gateway.reply import Reply
 from openclaw.gateway.stream import json_response
-from openclaw.ledger.exceptions import UnknownRecordError
+from openclaw.ledger.exceptions import LedgerError, UnknownRecordError
 from openclaw.ledger.store import Ledger
 from openclaw.owners import COMPLETION, stored_id, turn_of_response
 
 PATH = f"{RESPONSES.path}/{{response}}"
 MOST_ITEMS = 100
 """On a page of input items, as in OpenAI's API."""
+PAGE = re.compile(r"[1-9][0-9]{0,2}")
 
 
 class ResponseDesk:
@@ -63,6 +65,8 @@ class ResponseDesk:
             items = await asyncio.to_thread(self._items, form.previous, form.items, client)
         except UnknownRecordError as error:
             raise _unknown_previous(form.previous) from error
+        except LedgerError as error:
+            raise from_ledger(error) from error
         return completed(question, items, self._service.config.context_length)
 
     def _items(self, previous: str | None, own: list[Any], client: Client) -> list[Any]:
@@ -128,7 +132,7 @@ class ResponseDesk:
             return with_ids([*items, *last.items], turn.removeprefix(COMPLETION))
 
         order, limit = query.get("order", "desc"), query.get("limit", "20")
-        if order not in ("asc", "desc") or not limit.isdecimal() or not 1 <= int(limit) <= MOST_ITEMS:
+        if order not in ("asc", "desc") or not PAGE.fullmatch(limit) or int(limit) > MOST_ITEMS:
             raise bad_request(f"send order=asc or desc, and limit=1 to {MOST_ITEMS}", param="limit")
         try:
             items = await asyncio.to_thread(read)

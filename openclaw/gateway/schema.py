@@ -55,7 +55,15 @@ from openclaw.config.bounds import (
     TOP_LOGPROBS,
     Bound,
 )
-from openclaw.gateway.errors import SHOWN_CHARACTERS, Place, bad_request, from_validation, too_long, unsupported
+from openclaw.gateway.errors import (
+    SHOWN_CHARACTERS,
+    ApiError,
+    Place,
+    bad_request,
+    from_validation,
+    too_long,
+    unsupported,
+)
 from openclaw.gateway.grammar_limits import check_enforced, check_grammar_size
 
 IGNORED = frozenset(
@@ -695,6 +703,8 @@ def _with_function(value: object, fields: Set[str], function_fields: Set[str]) -
     return kept
 
 
+UNSEEN_PICTURE = "[a picture that this model cannot see]"
+"""Stands where a tool gave a picture that cannot be used. A refusal would end the session of an agent, which sends it again."""
 DATA_URL = re.compile(r"data:image/(?:png|jpeg|jpg|webp|gif);base64,", re.IGNORECASE)
 
 
@@ -723,6 +733,15 @@ def encoded_file(url: str, where: str) -> str:
             bound=PICTURE_BYTES,
         )
     return url[start.end() :]
+
+
+def is_encoded_file(url: str) -> bool:
+    """Return whether `encoded_file` takes a picture's URL."""
+    try:
+        encoded_file(url, "")
+    except ApiError:
+        return False
+    return True
 
 
 def file_of(url: str, where: str) -> bytes:

@@ -332,9 +332,32 @@ OPENCLAW_SYSTEM_CHARACTERS = 400
 SUMMARISER_PREFIX = "You are a context summarization assistant"
 
 
+RESUME = re.compile(
+    r"\s*(?:Your response above was cut off mid-stream\. Resume directly|Output token limit hit\. Resume directly"
+    r"|\[Your previous response had no visible output\. Please continue)[^\n]{0,250}"
+)
+"""With which Claude Code asks a model to go on with a reply that broke off, or to say what it left out."""
+EMPTY_REPLY = "[Your previous response had no visible output. Please continue"
+REMINDER = "<system-reminder>"
+
+
 def is_internal(message: Message) -> bool:
-    """Return whether a message is internal context that the client adds to a single request."""
-    return message.get("role") == "user" and _starts_with(message, INTERNAL_CONTEXT)
+    """Return whether the client itself wrote a message that opens no exchange.
+
+    These are internal context that it adds to a single request, and its request to go on with the reply before it.
+    """
+    if message.get("role") != "user":
+        return False
+    return _starts_with(message, INTERNAL_CONTEXT) or _asks_to_resume(message)
+
+
+def _asks_to_resume(message: Message) -> bool:
+    content = message.get("content")
+    parts = content if isinstance(content, list) else [{"type": "text", "text": content or ""}]
+    if any(part.get("type", "text") != "text" for part in parts):
+        return False
+    said = [part["text"] for part in parts if not part["text"].lstrip().startswith(REMINDER)]
+    return len(said) == 1 and RESUME.fullmatch(said[0].rstrip()) is not None
 
 
 def _starts_with(message: Message, prefix: str) -> bool:
@@ -349,13 +372,16 @@ def spoken(messages: Sequence[Message]) -> list[Message]:
 def user_words(message: Message) -> str:
     """Return a user message's text without the client's additions.
 
-    Removed are the date, the note of a queued message, the request to resume and the Runtime line.
+    Removed are the date, the note of a queued message, the request to resume, that to answer again after an empty reply, and
+    the Runtime line.
     """
     return "\n\n".join(_paragraphs(message))
 
 
 def _paragraphs(message: Message) -> list[str]:
     text = content_text(message.get("content")).strip()
+    if text.endswith("]") and "\n" not in text[(at := text.rfind(EMPTY_REPLY)) :] and at > 0:
+        text = text[:at].rstrip()
     before, _, last = text.rpartition("\n")
     if last.startswith(RUNTIME_PREFIX):
         text = before.rstrip()

@@ -32,9 +32,26 @@ from chat_codec.reply_parser import Content, Delta, Reasoning, ToolCallArguments
 from groundwork.chat_messages import Message, read_arguments
 from openclaw.config.bounds import MODEL_CHARACTERS
 from openclaw.gateway.capture import Capture, Step, token_counts
-from openclaw.gateway.dialects.dialect import Dialect, Form, Head, Question, Writer, event
+from openclaw.gateway.dialects.dialect import (
+    Dialect,
+    Form,
+    Head,
+    Question,
+    Writer,
+    canonical_question,
+    event,
+    renamed,
+)
 from openclaw.gateway.errors import MESSAGES_PATH, ApiError, Place, bad_request
-from openclaw.gateway.schema import AtMost, StrictModel, json_object, read_values, validated
+from openclaw.gateway.schema import (
+    UNSEEN_PICTURE,
+    AtMost,
+    StrictModel,
+    encoded_file,
+    is_encoded_file,
+    json_object,
+    validated,
+)
 from openclaw.owners import TURN_ID
 
 BILLING = "x-anthropic-billing-header:"
@@ -46,6 +63,13 @@ SCHEMA_NAME = "answer"
 PREFILL = (
     "messages: this model does not support assistant message prefill; the conversation must end with a user message"
 )
+CHAT_NAMES = {
+    "chat_template_kwargs": "thinking",
+    "parallel_tool_calls": "tool_choice",
+    "response_format": "output_config.format",
+    "stop": "stop_sequences",
+}
+"""What this API calls a parameter of chat completions."""
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
@@ -402,15 +426,18 @@ def _part(block: Any, where: str, *, read: bool = False) -> dict[str, Any]:
     """Return the content part of a block; ``read``: of one that a tool read.
 
     Raises:
-        ApiError: 400 for a document that is no text, unless a tool read it: then the model learns that it cannot see it.
+        ApiError: 400 for a document that is no text, or a picture that cannot be used, unless a tool read it: then the model
+            learns that it cannot see it.
     """
     match block:
         case TextBlock():
             text = block.text
-        case ImageBlock(source=Base64Source() as file):
-            return {"type": "image_url", "image_url": {"url": f"data:{file.media_type};base64,{file.data}"}}
-        case ImageBlock(source=UrlSource() as file):
-            return {"type": "image_url", "image_url": {"url": file.url}}
+        case ImageBlock(source=file):
+            url = file.url if isinstance(file, UrlSource) else f"data:{file.media_type};base64,{file.data}"
+            if not read or is_encoded_file(url):
+                encoded_file(url, where)
+                return {"type": "image_url", "image_url": {"url": url}}
+            text = UNSEEN_PICTURE
         case DocumentBlock(source=TextSource() as file):
             text = DOCUMENT + file.data
         case DocumentBlock(source=ContentSource() as file):
@@ -473,6 +500,10 @@ class MessagesForm(Form):
     def failure(self, error: ApiError) -> bytes:
         """Return the event with an error."""
         return event(error.messages_body(), "error")
+
+    def named(self, error: ApiError) -> ApiError:
+        """Return an error about the canonical form as one about this API's parameters."""
+        return renamed(error, CHAT_NAMES)
 
 
 PING = event({"type": "ping"}, "ping")
@@ -612,8 +643,7 @@ class CountTokens(Dialect):
 
 def _question(body: bytes, model: type[CountRequest], context_length: int) -> Question:
     values = {name: value for name, value in json_object(body, "messages").items() if value is not None}
-    request, raw = read_values(canonical(validated(model, values, _advice_on)), context_length)
-    return Question(request, raw, MessagesForm())
+    return canonical_question(canonical(validated(model, values, _advice_on)), context_length, MessagesForm())
 
 
 def _advice_on(place: Place) -> str | None:

@@ -9,6 +9,7 @@ questions, and a body that carries a reply back gives the message that the ledge
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
@@ -17,7 +18,7 @@ import orjson
 
 from openclaw.gateway.capture import Capture, Step
 from openclaw.gateway.errors import ApiError
-from openclaw.gateway.schema import ChatRequest, validated
+from openclaw.gateway.schema import ChatRequest, read_values, validated
 from openclaw.ledger.records import KeptResponse
 
 
@@ -125,6 +126,34 @@ class Dialect(Protocol):
             ApiError: 400, naming the invalid parameter.
         """
         ...
+
+
+def canonical_question(values: dict[str, Any], context_length: int, form: Form) -> Question:
+    """Return the question that parameters of chat completions ask, answered in ``form``.
+
+    Raises:
+        ApiError: 400, in the names of the form.
+    """
+    try:
+        request, raw = read_values(values, context_length)
+    except ApiError as error:
+        raise form.named(error) from error.__cause__
+    return Question(request, raw, form)
+
+
+def renamed(error: ApiError, names: Mapping[str, str]) -> ApiError:
+    """Return an error about the canonical form as one about another API's parameters; ``names`` has theirs."""
+    name = names.get(error.param or "")
+    if name is not None:
+        error.message = re.sub(
+            rf"^{error.param}\b|(?<=your ){error.param}\b|(?<=the ){error.param}(?=\.$)|(?<=^'){error.param}(?=')",
+            name,
+            error.message,
+        )
+        error.param = name
+    elif error.param == "tools":
+        error.message = error.message.replace(".function.", ".", 1)
+    return error
 
 
 def slim(question: Question) -> bytes:

@@ -26,6 +26,7 @@ class _Open:
 
     kind: str
     place: int
+    id: str = ""
     begin: bytes = b""
     texts: list[str] = field(default_factory=list[str])
     logprobs: list[Mapping[str, Any]] = field(default_factory=list[Mapping[str, Any]])
@@ -121,7 +122,7 @@ class ResponseWriter(Writer):
         entries, self._held = entries_of(text, self._held), []
         current.logprobs += entries
         current.texts.append(text)
-        where = self._where(current) | {"content_index": 0}
+        where = {"item_id": current.id, "output_index": current.place, "content_index": 0}
         return self._event("response.output_text.delta", **where, delta=text, logprobs=entries)
 
     def _where(self, current: _Open) -> dict[str, Any]:
@@ -129,7 +130,7 @@ class ResponseWriter(Writer):
 
     def _begin(self, current: _Open, kind: str, item: Item, **fields: Any) -> bytes:
         """Open an item whose deltas are events of type ``kind``; return the event that adds it."""
-        self._open = current
+        self._open, current.id = current, item["id"]
         named = {"type": kind, "item_id": item["id"], "output_index": current.place, **fields}
         current.begin = f"event: {kind}\ndata: ".encode() + orjson.dumps(named)[:-1] + b',"sequence_number":'
         return self._event("response.output_item.added", output_index=current.place, item=item)

@@ -20,9 +20,10 @@ from typing import Annotated, Any, Literal, NamedTuple
 import orjson
 from pydantic import Field
 
-from groundwork.chat_messages import Message
+from groundwork.chat_messages import Message, known_fields
+from openclaw.config.bounds import LABELS, NAME_CHARACTERS
 from openclaw.gateway.errors import ApiError, bad_request
-from openclaw.gateway.schema import StrictModel, validated
+from openclaw.gateway.schema import UNSEEN_PICTURE, StrictModel, is_encoded_file, validated
 from openclaw.owners import COMPLETION, TURN_ID
 
 Item = dict[str, Any]
@@ -136,6 +137,10 @@ KINDS: Mapping[str, type[StrictModel]] = {
 }
 
 
+TOOL_FIELDS = frozenset({"type", "name", "description", "parameters", "strict", "format", "tools"})
+"""What a response repeats of a tool."""
+
+
 class ToolName(NamedTuple):
     """How a client knows a function of the model."""
 
@@ -177,12 +182,19 @@ def read_tools(tools: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]]
             inner, namespace = tool.get("tools"), tool.get("name")
             if not isinstance(inner, list) or not isinstance(namespace, str) or not namespace:
                 raise bad_request(f"{where}: send the 'name' and the 'tools' of the namespace", param="tools")
+            own: list[Mapping[str, Any]] = []
             for place, nested in enumerate(inner):
                 if isinstance(nested, dict) and nested.get("type") in ("function", "custom"):
                     add(nested, namespace, f"{where}.tools.{place}")
+                    own.append(known_fields(nested, TOOL_FIELDS))
+            tool = {**tool, "tools": own}
         else:
             continue
-        kept.append(tool)
+        kept.append(known_fields(tool, TOOL_FIELDS))
+    if len(orjson.dumps(kept)) > len(orjson.dumps(functions)) + LABELS.most:
+        raise bad_request(
+            f"tools: send at most {LABELS.most} characters besides what the model reads", param="tools", bound=LABELS
+        )
     return functions, names, kept
 
 
@@ -213,6 +225,9 @@ def named_turn(handle: object) -> str:
         return handle
     match = ITEM_ID.fullmatch(handle)
     return f"{COMPLETION}{match.group(2)}" if match else ""
+
+
+PART_FIELDS = frozenset({"type", "text", "refusal", "image_url", "detail"})
 
 
 @dataclass
@@ -284,16 +299,32 @@ def read_items(items: Sequence[object], instructions: str | None = None) -> list
     return [{"role": "system", "content": "\n\n".join(system)}, *messages] if system else messages
 
 
+def known_item(raw: Item) -> Item:
+    """Return an item that `read_items` takes, with those fields only that are read, so that the prompt's bound is its own."""
+    kind = raw.get("type") or "message"
+    model = KINDS.get(kind)
+    if model is None:
+        return known_fields(raw, {"type", "id"})
+    item = known_fields(raw, {"type", "status", *model.model_fields})
+    if not isinstance(item.get("status"), str) or len(item["status"]) > NAME_CHARACTERS.most:
+        item.pop("status", None)
+    for name in ("content", "output", "summary"):
+        if isinstance(parts := item.get(name), list):
+            item[name] = [known_fields(part, PART_FIELDS) for part in parts]
+    return item
+
+
 def _read_item(raw: object, where: str) -> tuple[str, StrictModel | None]:
     if not isinstance(raw, dict):
         raise bad_request(f"{where}: an item is a JSON object", param="input")
     kind = raw.get("type") or ("message" if "role" in raw else "")
+    kind = kind if isinstance(kind, str) else ""
     if kind in HOSTED_ITEMS:
         return kind, None
-    model = KINDS.get(kind) if isinstance(kind, str) else None
+    model = KINDS.get(kind)
     if model is None:
         raise bad_request(
-            f"{where}: items of type {str(kind)[:100]!r} cannot be read; send {', '.join(KINDS)}", param="input"
+            f"{where}: items of type {kind[:100]!r} cannot be read; send {', '.join(KINDS)}", param="input"
         )
     known = {name: value for name, value in raw.items() if value is not None}
     if not isinstance(known.get("id"), str):
@@ -307,7 +338,7 @@ def _read_item(raw: object, where: str) -> tuple[str, StrictModel | None]:
 def _said(item: MessageItem | OutputItem) -> Message:
     """Return a user's message, or a call's output."""
     if isinstance(item, OutputItem):
-        return {"role": "tool", "tool_call_id": item.call_id, "content": _content(item.output)}
+        return {"role": "tool", "tool_call_id": item.call_id, "content": _content(item.output, read=True)}
     return {"role": "user", "content": _content(item.content)}
 
 
@@ -331,12 +362,16 @@ def _call(item: CallItem | CustomCallItem, arguments: str) -> dict[str, Any]:
     return {"id": item.call_id, "type": "function", "function": function}
 
 
-def _content(content: str | Sequence[Part]) -> Any:
-    """Return a content as chat parts; one text alone as a string."""
+def _content(content: str | Sequence[Part], *, read: bool = False) -> Any:
+    """Return a content as chat parts; one text alone as a string; ``read``: of what a call returned."""
     if isinstance(content, str):
         return content
-    parts = [_part(part) for part in content]
+    parts = [{"type": "text", "text": UNSEEN_PICTURE} if read and _is_unseen(part) else _part(part) for part in content]
     return parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts
+
+
+def _is_unseen(part: Part) -> bool:
+    return isinstance(part, ImagePart) and not is_encoded_file(part.image_url)
 
 
 def _part(part: Part) -> dict[str, Any]:

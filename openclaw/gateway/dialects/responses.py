@@ -11,16 +11,16 @@ question is not `whole`; `completed` makes it so (`openclaw.gateway.response_des
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
+import orjson
 from pydantic import Field
 
-from openclaw.config.bounds import MODEL_CHARACTERS, TOP_LOGPROBS
+from openclaw.config.bounds import LABELS, MESSAGES, MODEL_CHARACTERS, TOP_LOGPROBS
 from openclaw.gateway.capture import Capture, usage
-from openclaw.gateway.dialects.dialect import Dialect, Form, Head, Question, Writer
+from openclaw.gateway.dialects.dialect import Dialect, Form, Head, Question, Writer, canonical_question, renamed
 from openclaw.gateway.dialects.response_events import ResponseWriter, reasons
 from openclaw.gateway.dialects.response_items import (
     Item,
@@ -28,11 +28,12 @@ from openclaw.gateway.dialects.response_items import (
     ToolName,
     entries_of,
     flat_name,
+    known_item,
     read_items,
     read_tools,
 )
 from openclaw.gateway.errors import ApiError, Place, bad_request, unsupported
-from openclaw.gateway.schema import AtMost, StrictModel, json_object, read_values, validated
+from openclaw.gateway.schema import AtMost, StrictModel, json_object, validated
 from openclaw.ledger.records import KeptResponse
 from openclaw.owners import COMPLETION, new_completion_id, response_id, turn_of_response
 
@@ -237,7 +238,7 @@ class ResponsesForm(Form):
 
     def named(self, error: ApiError) -> ApiError:
         """Return an error about the canonical form as one about this API's parameters."""
-        return renamed(error)
+        return renamed(error, CHAT_NAMES)
 
     def tells(self, error: ApiError) -> bool:
         """Return whether the conversation is too long: Codex shortens it when a stream says so, and ends at a status."""
@@ -297,6 +298,15 @@ def referred(item: object) -> str | None:
     return item["id"] if isinstance(item.get("id"), str) else None
 
 
+def _check_references(items: Sequence[Any]) -> None:
+    """Refuse more references than messages, and two to one item: many to a long one would be gigabytes of text."""
+    names = [name for item in items if (name := referred(item)) is not None]
+    if len(names) > MESSAGES.most:
+        raise bad_request(f"input: name at most {MESSAGES.most} items", param="input", bound=MESSAGES)
+    if len(set(names)) < len(names):
+        raise bad_request("input: it names an item twice; name it once", param="input")
+
+
 def as_question(request: ResponseRequest, context_length: int) -> Question:
     """Return a request in the canonical form, without what it only names.
 
@@ -310,6 +320,7 @@ def as_question(request: ResponseRequest, context_length: int) -> Question:
     functions, names, kept = read_tools(request.tools or ())
     choice, functions = _choice(request.tool_choice, functions)
     own = [item for item in request.items if referred(item) is None]
+    _check_references(request.items)
     names_others = request.previous_response_id is not None or len(own) < len(request.items)
     messages = read_items(own, request.instructions)
     if names_others:
@@ -337,11 +348,12 @@ def as_question(request: ResponseRequest, context_length: int) -> Question:
         encrypted=ENCRYPTED in included,
         logprobs=bool(values.get("logprobs")),
         limited=request.max_output_tokens is not None,
-        items=request.items if stores or names_others else [],
+        items=[known_item(item) for item in request.items] if stores or names_others else [],
         previous=request.previous_response_id,
         stores=stores,
     )
-    return _canonical({name: value for name, value in values.items() if value is not None}, context_length, form)
+    values = {name: value for name, value in values.items() if value is not None}
+    return canonical_question(values, context_length, form)
 
 
 def is_whole(question: Question) -> bool:
@@ -368,23 +380,18 @@ def completed(question: Question, items: Sequence[Any], context_length: int) -> 
     values["messages"] = read_items(items, form.echo["instructions"])
     if "tools" in question.raw:
         values["tools"] = question.raw["tools"]
-    return _canonical(values, context_length, form)
-
-
-def _canonical(values: dict[str, Any], context_length: int, form: ResponsesForm) -> Question:
-    try:
-        asked, raw = read_values(values, context_length)
-    except ApiError as error:
-        raise renamed(error) from error.__cause__
-    return Question(asked, raw, form)
+    return canonical_question(values, context_length, form)
 
 
 def _echo(request: ResponseRequest, tools: Sequence[Any]) -> dict[str, Any]:
-    """Return the parameters that a response repeats; a hosted tool is not among its tools."""
+    """Return the parameters that a response repeats; a hosted tool is not among its tools.
+
+    Raises:
+        ApiError: 400 for more than it may repeat, because each event of a stream may have them.
+    """
     text, reasoning = request.text or TextOptions(), request.reasoning or ReasoningOptions()
     form = text.format.model_dump(by_alias=True, exclude_none=True) if text.format else {"type": "text"}
-    return {
-        "instructions": request.instructions,
+    labels = {
         "max_output_tokens": request.max_output_tokens,
         "max_tool_calls": None,
         "metadata": request.metadata or {},
@@ -395,11 +402,18 @@ def _echo(request: ResponseRequest, tools: Sequence[Any]) -> dict[str, Any]:
         "service_tier": "default",
         "text": {"format": form} | ({"verbosity": text.verbosity} if text.verbosity else {}),
         "tool_choice": request.tool_choice or "auto",
-        "tools": list(tools),
         "top_logprobs": request.top_logprobs or 0,
         "truncation": "disabled",
         "user": request.user,
     }
+    if len(orjson.dumps(labels)) > LABELS.most:
+        longest = max(labels, key=lambda name: len(orjson.dumps(labels[name])))
+        raise bad_request(
+            f"{longest}: a response repeats it; send at most {LABELS.most} characters of JSON",
+            param=longest,
+            bound=LABELS,
+        )
+    return {"instructions": request.instructions, "tools": list(tools), **labels}
 
 
 def _response_format(text: TextOptions | None) -> dict[str, Any] | None:
@@ -441,17 +455,6 @@ def _chosen(choice: Mapping[str, Any]) -> str:
     if not isinstance(name, str):
         raise bad_request("tool_choice: send the 'name' of a tool", param="tool_choice")
     return flat_name(name, namespace if isinstance(namespace, str) else None)
-
-
-def renamed(error: ApiError) -> ApiError:
-    """Return an error about the canonical form as one about this API's parameters."""
-    if error.param in CHAT_NAMES:
-        name = CHAT_NAMES[error.param]
-        error.message = re.sub(
-            rf"^{error.param}\b|(?<=your ){error.param}\b|(?<=the ){error.param}(?=\.$)", name, error.message
-        )
-        error.param = name
-    return error
 
 
 class Responses(Dialect):

@@ -15,6 +15,7 @@ from openclaw.config import bounds as b
 from openclaw.config.bounds import Bound, rows
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.gateway.chat import read_headers
+from openclaw.gateway.dialects.responses import RESPONSES
 from openclaw.gateway.dialects.text_completions import parse_completion
 from openclaw.gateway.episodes import GroupRequest, parse_episode, parse_reward
 from openclaw.gateway.errors import ApiError
@@ -76,6 +77,7 @@ CHAT: list[tuple[Bound, dict[str, Any]]] = [
 """Fields of a chat completion beyond a bound."""
 EPISODE = {"task": "t", "ttl_s": 1}
 read_text = partial(parse_completion, context_length=16)
+read_response = partial(RESPONSES.read, context_length=4096)
 OTHERS: list[tuple[Bound, Callable[[bytes], object], dict[str, Any]]] = [
     (b.SESSION_ID, parse_feedback, {"response_id": text(b.SESSION_ID), "thumbs": "up"}),
     (b.FEEDBACK_CHARACTERS, parse_feedback, {"response_id": "a", "text": text(b.FEEDBACK_CHARACTERS)}),
@@ -92,6 +94,13 @@ OTHERS: list[tuple[Bound, Callable[[bytes], object], dict[str, Any]]] = [
     (b.TOP_LOGPROBS, read_text, {"prompt": "a", "logprobs": b.TOP_LOGPROBS.most + 1}),
     (b.PROMPT_CHARACTERS, read_text, {"prompt": "x" * (b.PROMPT_CHARACTERS.most * 16 + 1)}),
     (b.EPISODE_GROUP, parse_episode, {**EPISODE, "group": "g", "group_size": b.EPISODE_GROUP.most + 1}),
+    (b.LABELS, read_response, {"input": "a", "metadata": {"a": text(b.LABELS)}}),
+    (b.LABELS, read_response, {"input": "a", "tools": [{"type": "namespace", "name": text(b.LABELS), "tools": []}]}),
+    (
+        b.MESSAGES,
+        read_response,
+        {"input": [{"type": "item_reference", "id": str(n)} for n in range(b.MESSAGES.most + 1)]},
+    ),
 ]
 """Other bodies beyond a bound, with what reads them."""
 ELSEWHERE = {

@@ -407,3 +407,21 @@ async def test_many_at_once(stack: Stack, client: anthropic.AsyncAnthropic) -> N
     messages = await asyncio.gather(*(streamed(client, USER) for _ in range(8)))
     assert {message.content[0].text for message in messages} == {"Five."}
     assert len({message.id for message in messages}) == 8
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"stop_sequences": ["x"] * 17}, "stop_sequences: "),
+        ({"output_config": {"format": {"type": "json_schema", "schema": {"not": {}}}}}, "output_config.format"),
+        ({"tools": [{"name": "x y"}]}, "tools.0.name: "),
+    ],
+)
+async def test_a_refusal_names_this_apis_parameter(
+    client: anthropic.AsyncAnthropic, body: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(anthropic.BadRequestError) as caught:
+        await client.messages.create(model="any", max_tokens=9, messages=USER, extra_body=body)
+    message = error_of(caught.value)["message"]
+    assert message.startswith(said), message
+    assert "response_format" not in message

@@ -16,6 +16,7 @@ from agentrl.rollout.pictures import Pictures
 from groundwork.images import image_tokens, one_per_image
 from groundwork.processors import load_processor
 from openclaw.config.bounds import PICTURE_BYTES, PICTURE_PIXELS
+from openclaw.gateway.schema import UNSEEN_PICTURE
 from openclaw.judge.interface import Question
 from openclaw.privacy.redactor import Redactor
 from openclaw.training.rollout import SamplePictures
@@ -239,6 +240,17 @@ async def test_a_model_that_sees_nothing_refuses_pictures(stack: Stack) -> None:
     assert "sees no pictures" in response.json()["error"]["message"]
     assert not stack.engine.requests
     assert not stack.turns()
+
+
+async def test_a_damaged_picture_of_a_tool_is_told(seeing: Stack) -> None:
+    """A refusal would end an agent's session, which sends the result again with each request."""
+    seeing.say("I cannot see it.")
+    called = {"id": "c", "type": "function", "function": {"name": "view", "arguments": "{}"}}
+    damaged = {"type": "image_url", "image_url": {"url": url_of(b"no picture")}}
+    result = {"role": "tool", "tool_call_id": "c", "content": [damaged]}
+    user = {"role": "user", "content": "look"}
+    await ask(seeing, [user, {"role": "assistant", "content": "", "tool_calls": [called]}, result])
+    assert seeing.turns()[-1].messages[-1]["content"] == [{"type": "text", "text": UNSEEN_PICTURE}]
 
 
 async def test_an_engine_that_counts_other_tokens_is_an_error(seeing: Stack) -> None:

@@ -12,6 +12,7 @@ import pytest
 from openai.types.responses import Response
 from pydantic import BaseModel
 
+from openclaw.config.bounds import MESSAGES
 from openclaw.messages.fingerprint import message_digest
 from openclaw.owners import turn_of_response
 from tests.unit.gateway.conftest import Stack, Starter
@@ -369,3 +370,67 @@ async def test_what_is_not_supported_is_named(http: httpx.AsyncClient, body: dic
     answer = await http.post("/v1/responses", json={"model": "m", **body})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
     assert "messages" not in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("kind", [{"a": 1}, ["message"], 5, True])
+async def test_a_type_that_is_no_text_is_refused(http: httpx.AsyncClient, kind: Any) -> None:
+    answer = await http.post("/v1/responses", json={"input": [{"type": kind, "role": "user", "content": "a"}]})
+    assert answer.status_code == 400, answer.text
+
+
+async def test_what_a_page_of_items_may_ask_for(stack: Stack, http: httpx.AsyncClient) -> None:
+    stack.say("one")
+    made = await stack.client.responses.create(model="m", input="a")
+    for limit in ("0", "101", "9" * 5000, "x"):
+        answer = await http.get(f"/v1/responses/{made.id}/input_items", params={"limit": limit})
+        assert answer.status_code == 400, answer.text
+
+
+async def test_an_item_is_named_once(stack: Stack, http: httpx.AsyncClient) -> None:
+    """Thousands of names of one long item would be gigabytes of text."""
+    stack.say("Four.", "Yes.")
+    first = await stack.client.responses.create(model="m", input="2 + 2?")
+    named = {"type": "item_reference", "id": first.output[0].id}
+    answer = await http.post("/v1/responses", json={"input": [named, named]})
+    assert answer.status_code == 400
+    assert "twice" in answer.json()["error"]["message"]
+    many = [{"type": "item_reference", "id": f"msg_{number}"} for number in range(MESSAGES.most + 1)]
+    answer = await http.post("/v1/responses", json={"input": many})
+    assert (answer.status_code, answer.headers["x-limit"]) == (400, "messages")
+
+
+async def test_only_what_is_read_of_a_request_is_kept_and_repeated(stack: Stack, http: httpx.AsyncClient) -> None:
+    stack.say("one", "two")
+    junk = "j" * 10_000
+    part = {"type": "input_text", "text": "a", "junk": junk}
+    items = [
+        {"type": "message", "role": "user", "content": [part], "junk": junk},
+        {"type": "web_search_call", "id": "ws_1", "junk": junk},
+    ]
+    nested = {"type": "namespace", "name": "team", "tools": [{**WEATHER, "junk": junk}], "junk": junk}
+    asked = {"input": items, "tools": [{**WEATHER, "junk": junk}, nested]}
+    first = await http.post("/v1/responses", json=asked)
+    assert first.status_code == 200
+    listed = await http.get(f"/v1/responses/{first.json()['id']}/input_items")
+    stored = json.dumps(
+        stack.ledger.responses.chain(turn_of_response(first.json()["id"]), lambda session: True)[0].items
+    )
+    for text in (first.text, listed.text, stored):
+        assert "jjj" not in text
+    again = await http.post("/v1/responses", json={"input": "b", "previous_response_id": first.json()["id"]})
+    assert again.status_code == 200
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"metadata": {"a": "x" * 70_000}},
+        {"user": "x" * 70_000},
+        {"prompt_cache_key": "x" * 70_000},
+        {"tool_choice": {"type": "function", "name": "weather", "junk": "x" * 70_000}},
+        {"reasoning": {"summary": "x" * 70_000}},
+    ],
+)
+async def test_what_is_repeated_is_bounded(http: httpx.AsyncClient, field: dict[str, Any]) -> None:
+    answer = await http.post("/v1/responses", json={"input": "a", "tools": [WEATHER], **field})
+    assert (answer.status_code, answer.headers["x-limit"]) == (400, "labels")
