@@ -306,8 +306,13 @@ def known_item(raw: Item) -> Item:
     if model is None:
         return known_fields(raw, {"type", "id"})
     item = known_fields(raw, {"type", "status", *model.model_fields})
-    if not isinstance(item.get("status"), str) or len(item["status"]) > NAME_CHARACTERS.most:
-        item.pop("status", None)
+    for name in ("id", "status"):
+        if not isinstance(item.get(name), str) or len(item[name]) > NAME_CHARACTERS.most:
+            item.pop(name, None)
+    if not named_turn(item.get("encrypted_content")):
+        item.pop("encrypted_content", None)
+    if kind == "reasoning" and item.get("content"):
+        item["summary"] = []
     for name in ("content", "output", "summary"):
         if isinstance(parts := item.get(name), list):
             item[name] = [known_fields(part, PART_FIELDS) for part in parts]

@@ -403,8 +403,15 @@ async def test_only_what_is_read_of_a_request_is_kept_and_repeated(stack: Stack,
     stack.say("one", "two")
     junk = "j" * 10_000
     part = {"type": "input_text", "text": "a", "junk": junk}
+    thought = {
+        "type": "reasoning",
+        "id": junk,
+        "summary": [{"type": "summary_text", "text": junk}],
+        "encrypted_content": junk,
+    }
     items = [
-        {"type": "message", "role": "user", "content": [part], "junk": junk},
+        {"type": "message", "role": "user", "content": [part], "junk": junk, "id": junk, "status": junk},
+        {**thought, "content": [{"type": "reasoning_text", "text": "Hm."}]},
         {"type": "web_search_call", "id": "ws_1", "junk": junk},
     ]
     nested = {"type": "namespace", "name": "team", "tools": [{**WEATHER, "junk": junk}], "junk": junk}
