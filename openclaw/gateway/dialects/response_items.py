@@ -299,13 +299,16 @@ def read_items(items: Sequence[object], instructions: str | None = None) -> list
     return [{"role": "system", "content": "\n\n".join(system)}, *messages] if system else messages
 
 
-def known_item(raw: Item) -> Item:
-    """Return an item that `read_items` takes, with those fields only that are read, so that the prompt's bound is its own."""
+def known_items(items: Iterable[Item]) -> list[Item]:
+    """Return the items that `read_items` reads, with those fields only, so that the prompt's bound is theirs."""
+    return [_known_item(item) for item in items if item.get("type") not in HOSTED_ITEMS]
+
+
+def _known_item(raw: Item) -> Item:
     kind = raw.get("type") or "message"
     model = KINDS.get(kind)
-    if model is None:
-        return known_fields(raw, {"type", "id"})
-    item = known_fields(raw, {"type", "status", *model.model_fields})
+    fields = model.model_fields if model is not None else ("id",)
+    item = known_fields(raw, {"type", "status", *fields})
     for name in ("id", "status"):
         if not isinstance(item.get(name), str) or len(item[name]) > NAME_CHARACTERS.most:
             item.pop(name, None)

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 import orjson
 from pydantic import Field
 
-from openclaw.config.bounds import LABELS, MESSAGES, MODEL_CHARACTERS, TOP_LOGPROBS
+from openclaw.config.bounds import LABELS, MESSAGE_ITEMS, MESSAGES, MODEL_CHARACTERS, TOP_LOGPROBS
 from openclaw.gateway.capture import Capture, usage
 from openclaw.gateway.dialects.dialect import Dialect, Form, Head, Question, Writer, canonical_question, renamed
 from openclaw.gateway.dialects.response_events import ResponseWriter, reasons
@@ -28,7 +28,7 @@ from openclaw.gateway.dialects.response_items import (
     ToolName,
     entries_of,
     flat_name,
-    known_item,
+    known_items,
     read_items,
     read_tools,
 )
@@ -298,8 +298,13 @@ def referred(item: object) -> str | None:
     return item["id"] if isinstance(item.get("id"), str) else None
 
 
-def _check_references(items: Sequence[Any]) -> None:
-    """Refuse more references than messages, and two to one item: many to a long one would be gigabytes of text."""
+def _check_items(items: Sequence[Any]) -> None:
+    """Refuse more items or references than a request may have, and two references to one item.
+
+    Many references to a long item would be gigabytes of text.
+    """
+    if len(items) > MESSAGE_ITEMS.most:
+        raise bad_request(f"input: send at most {MESSAGE_ITEMS.most} items", param="input", bound=MESSAGE_ITEMS)
     names = [name for item in items if (name := referred(item)) is not None]
     if len(names) > MESSAGES.most:
         raise bad_request(f"input: name at most {MESSAGES.most} items", param="input", bound=MESSAGES)
@@ -317,10 +322,10 @@ def as_question(request: ResponseRequest, context_length: int) -> Question:
     Raises:
         ApiError: 400, naming the invalid parameter.
     """
+    _check_items(request.items)
     functions, names, kept = read_tools(request.tools or ())
     choice, functions = _choice(request.tool_choice, functions)
     own = [item for item in request.items if referred(item) is None]
-    _check_references(request.items)
     names_others = request.previous_response_id is not None or len(own) < len(request.items)
     messages = read_items(own, request.instructions)
     if names_others:
@@ -348,7 +353,7 @@ def as_question(request: ResponseRequest, context_length: int) -> Question:
         encrypted=ENCRYPTED in included,
         logprobs=bool(values.get("logprobs")),
         limited=request.max_output_tokens is not None,
-        items=[known_item(item) for item in request.items] if stores or names_others else [],
+        items=known_items(request.items) if stores or names_others else [],
         previous=request.previous_response_id,
         stores=stores,
     )

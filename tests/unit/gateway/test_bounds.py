@@ -94,6 +94,7 @@ OTHERS: list[tuple[Bound, Callable[[bytes], object], dict[str, Any]]] = [
     (b.TOP_LOGPROBS, read_text, {"prompt": "a", "logprobs": b.TOP_LOGPROBS.most + 1}),
     (b.PROMPT_CHARACTERS, read_text, {"prompt": "x" * (b.PROMPT_CHARACTERS.most * 16 + 1)}),
     (b.EPISODE_GROUP, parse_episode, {**EPISODE, "group": "g", "group_size": b.EPISODE_GROUP.most + 1}),
+    (b.MESSAGE_ITEMS, read_response, {"input": [{"type": "web_search_call"}] * (b.MESSAGE_ITEMS.most + 1)}),
     (b.LABELS, read_response, {"input": "a", "metadata": {"a": text(b.LABELS)}}),
     (b.LABELS, read_response, {"input": "a", "tools": [{"type": "namespace", "name": text(b.LABELS), "tools": []}]}),
     (

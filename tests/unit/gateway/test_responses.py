@@ -412,7 +412,7 @@ async def test_only_what_is_read_of_a_request_is_kept_and_repeated(stack: Stack,
     items = [
         {"type": "message", "role": "user", "content": [part], "junk": junk, "id": junk, "status": junk},
         {**thought, "content": [{"type": "reasoning_text", "text": "Hm."}]},
-        {"type": "web_search_call", "id": "ws_1", "junk": junk},
+        {"type": "web_search_call", "id": [junk], "junk": junk},
     ]
     nested = {"type": "namespace", "name": "team", "tools": [{**WEATHER, "junk": junk}], "junk": junk}
     asked = {"input": items, "tools": [{**WEATHER, "junk": junk}, nested]}
