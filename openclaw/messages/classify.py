@@ -21,7 +21,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from groundwork.chat_messages import Message
 from openclaw.messages.text import content_text
@@ -353,7 +353,9 @@ def is_internal(message: Message) -> bool:
 
 def _asks_to_resume(message: Message) -> bool:
     content = message.get("content")
-    parts = content if isinstance(content, list) else [{"type": "text", "text": content or ""}]
+    if isinstance(content, str):
+        return len(content) <= LOOKED_AT and RESUME.fullmatch(content.rstrip()) is not None
+    parts: list[dict[str, Any]] = content or []
     if any(part.get("type", "text") != "text" for part in parts):
         return False
     said = [part["text"] for part in parts if not part["text"].lstrip().startswith(REMINDER)]
@@ -423,12 +425,17 @@ def message_side_kind(message: Message) -> SideKind | None:
     )
 
 
-def answers_own_text(messages: Sequence[Message], reply: int) -> bool:
-    """Return whether the client, not the user, began the exchange of the assistant message at ``reply``."""
-    for message in reversed(messages[:reply]):
-        if message.get("role") == "user" and not is_internal(message):
-            return message_side_kind(message) is not None
-    return False
+def answers_to_own_texts(messages: Sequence[Message]) -> set[int]:
+    """Return the positions of the assistant messages whose exchange the client began, not the user."""
+    answers: set[int] = set()
+    own = False
+    for position, message in enumerate(messages):
+        role = message.get("role")
+        if role == "assistant" and own:
+            answers.add(position)
+        elif role == "user" and not is_internal(message):
+            own = message_side_kind(message) is not None
+    return answers
 
 
 def runtime_session(messages: Sequence[Message]) -> str | None:

@@ -23,7 +23,7 @@ from groundwork.chat_messages import Message
 from openclaw.ledger.exceptions import TransitionError, UnknownRecordError
 from openclaw.ledger.group_commit import GroupCommit
 from openclaw.ledger.turns import Turns
-from openclaw.messages.classify import answers_own_text, following, reads_like_own_request
+from openclaw.messages.classify import answers_to_own_texts, following, reads_like_own_request
 from openclaw.messages.fingerprint import CarriedReply, History, messages_digest
 from openclaw.sessions.table import Node, Session, Table
 
@@ -168,9 +168,10 @@ def last_reply(messages: Sequence[Message], history: History, nodes: Sequence[No
     found = recognise(history, nodes)
     if (rewritten := _rewritten(messages, history, nodes, found)) is not None:
         found[rewritten[0].position] = rewritten[1]
+    own = answers_to_own_texts(messages)
     for carried in history.replies:
         node = found.get(carried.position)
-        if not answers_own_text(messages, carried.position) and (node is None or node.kind == "main"):
+        if carried.position not in own and (node is None or node.kind == "main"):
             return node
     return None
 
@@ -241,8 +242,11 @@ def _same(link: Due) -> bool:
 
 def _is_unlike(messages: Sequence[Message], history: History, nodes: Sequence[Node], found: dict[int, Node]) -> bool:
     """Return whether the last reply to the user is none of ours, in the place of one that waits."""
+    if not any(node.waiting for node in nodes):
+        return False
+    own = answers_to_own_texts(messages)
     for carried in history.replies:
-        if answers_own_text(messages, carried.position):
+        if carried.position in own:
             continue
         return carried.position not in found and any(
             node.waiting and not node.regenerated and node.answers(carried.before) for node in nodes
@@ -257,11 +261,13 @@ def _rewritten(
 
     A turn that answered these same messages does not count: an earlier reply with the same words is not its reply.
     """
-    floor = last_main(found)
+    if not any(node.waiting for node in nodes):
+        return None
+    floor, own = last_main(found), answers_to_own_texts(messages)
     for carried in history.replies:
         if carried.position <= floor:
             return None
-        if carried.position in found or answers_own_text(messages, carried.position):
+        if carried.position in found or carried.position in own:
             continue
         for node in reversed(nodes):
             if node.waiting and node.reply == carried.reply and not node.answers(history.asked):

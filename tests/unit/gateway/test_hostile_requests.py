@@ -17,7 +17,10 @@ from openclaw.config.bounds import FEEDBACK_BODY, LARGE_BODY, PROMPT_CHARACTERS
 from openclaw.gateway.chat import LARGE_PROMPT
 from openclaw.gateway.errors import ApiError
 from openclaw.gateway.schema import parse_request
+from openclaw.messages import classify
 from openclaw.messages.fingerprint import read_history
+from openclaw.sessions.earlier_turns import last_reply, relate
+from openclaw.sessions.table import Node
 from tests.unit.gateway.conftest import CONTEXT_LENGTH, PATIENCE, Stack, Starter
 
 pytestmark = pytest.mark.slow
@@ -228,3 +231,24 @@ async def test_a_feedback_has_a_body_of_its_own_size(http: httpx.AsyncClient) ->
     body = b'{"text": "' + b"x" * FEEDBACK_BODY.most + b'"}'
     answer = await http.post("/v1/feedback", content=body, headers={"content-type": "application/json"})
     assert answer.status_code == 413
+
+
+@pytest.mark.parametrize("count", [10, 1000])
+def test_each_message_is_looked_at_a_few_times_only(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """A thousand replies after a thousand texts of the client took the event loop for many seconds."""
+    looks = 0
+
+    def looked_at(message: dict[str, Any]) -> bool:
+        nonlocal looks
+        looks += 1
+        return is_internal(message)
+
+    own = {"role": "user", "content": classify.INTERNAL_CONTEXT}
+    heartbeat = {"role": "user", "content": "Read HEARTBEAT.md"}
+    messages = [heartbeat, *[own] * count, *[{"role": "assistant", "content": "a"}] * count, USER]
+    history, waiting = read_history(messages), Node("a", "main", "waiting", b"c", b"r", b"")
+    is_internal = classify.is_internal
+    monkeypatch.setattr(classify, "is_internal", looked_at)
+    relate(messages, history, [waiting], retry=False)
+    last_reply(messages, history, [waiting])
+    assert 0 < looks <= 4 * len(messages)
