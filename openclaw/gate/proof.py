@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -103,6 +102,7 @@ class Proof:
         self._stored = Stored(args, probes)
         self._serving = None if person is None else request_name(person)
         self._policies = policies
+        self._heals = args.use_fault_tolerance
         urls = policies.candidate.engines() if self._stored.probes else []
         pool = ThreadPoolExecutor(len(urls) or 1, "proof")
         self._earlier = {url: pool.submit(self._before, url, with_base=args.use_lora) for url in urls}
@@ -179,19 +179,21 @@ class Proof:
     def _patiently(self, engine: Canary, adapter: str | None, tokens: int) -> Said:
         """Return an engine's answer with the update, or no number for each of ``tokens`` if it lives and does not answer.
 
+        Waits for the restart of one that died, however long that takes, if somebody restarts it.
+
         Raises:
             CanaryEndedError: the engines have what serves, because one of them was restarted.
         """
         engine.wait(0.0)
+        said = Said([math.nan] * tokens)
         try:
-            return ask(engine.url, self._stored.probes, adapter)
+            said = ask(engine.url, self._stored.probes, adapter)
         except (httpx.HTTPError, ValueError, KeyError) as error:
             logger.warning("%s does not answer with the update: %r", engine.url, error)
-        deadline = time.monotonic() + ANSWER_SECONDS
-        while time.monotonic() < deadline and not _answers(engine.url):
+        while self._heals and not engine.lives():  # it may answer before it gets what serves
             engine.wait(POLL_SECONDS)
         engine.wait(0.0)
-        return Said([math.nan] * tokens)
+        return said
 
 
 def fits(args: Arguments, probe: Probe) -> bool:
@@ -229,10 +231,3 @@ def log_probs_of(probe: Probe, meta: dict[str, Any]) -> list[float]:
     """Return the log probabilities of a stored reply in an answer to `openclaw.engine.client.scoring_payload`; NaN where there is none."""
     entries = meta["input_token_logprobs"][-len(probe.reply_ids) :]
     return [math.nan if entry[0] is None else float(entry[0]) for entry in entries]
-
-
-def _answers(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/health", timeout=POLL_SECONDS, trust_env=False).is_success
-    except httpx.HTTPError:
-        return False

@@ -12,7 +12,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import httpx
 import ray
@@ -22,7 +21,7 @@ from slime.args import Arguments
 from slime.arguments.placement import ENGINE_ROLES, Placement, stage_of
 from slime.exceptions import EngineNodeLostError
 from slime.ray.engine_group import EngineGroup
-from slime.weight_sync.remote_engine import EngineCalls, RemoteEngine
+from slime.weight_sync.remote_engine import EngineCalls, EngineLife, RemoteEngine, lives_of
 
 logger = logging.getLogger(__name__)
 
@@ -35,22 +34,6 @@ _POLL_SECONDS = 0.05
 _CALL_SECONDS = 5.0
 
 
-class SetApart(NamedTuple):
-    """An engine that the router does not know: its position and actor, its URL, and how often its process was started."""
-
-    position: int
-    engine: RemoteEngine
-    url: str
-    starts: int
-
-    def lives(self) -> bool:
-        """Return whether the engine lives and is still the process that was set apart; waits for a restart under way."""
-        try:
-            return not ray.get(self.engine.is_dead()) and ray.get(self.engine.starts()) == self.starts
-        except (RayActorError, EngineNodeLostError):
-            return False
-
-
 class EnginePool:
     """Owns the groups of both roles. Thread-safe: each call of the manager may run in its own thread."""
 
@@ -60,7 +43,7 @@ class EnginePool:
         self._lock = threading.Lock()
         self._revived: list[int] = []
         self._get_weights: list[int] = []
-        self._apart: SetApart | None = None
+        self._apart: EngineLife | None = None
         self._asleep = self._changing = False
         self._closing = threading.Event()
 
@@ -197,7 +180,7 @@ class EnginePool:
 
     # One engine first
 
-    def set_apart(self) -> SetApart | None:
+    def set_apart(self) -> EngineLife | None:
         """Take the last engine out of the router, let it finish its requests, and return it if it may get a candidate now.
 
         It may not while no other engine answers, if it died, or if the engines got weights meanwhile.
@@ -207,17 +190,16 @@ class EnginePool:
         if not group.set_apart(last):
             group.answers([last])
             return None
-        engine = group.handles[last]
         try:
-            url, starts = ray.get(engine.url()), ray.get(engine.starts())
+            [apart] = lives_of({last: group.handles[last]})
         except (RayActorError, EngineNodeLostError):
             return None  # it died; `revive` restarts it
-        apart = self._apart = SetApart(last, engine, url, starts)
+        self._apart = apart
         if self._args.update_weight_mode != "adapter":  # there a request keeps the adapter that it started with
             self._drain(apart)
         return apart if self._apart is apart else None
 
-    def _drain(self, apart: SetApart) -> None:
+    def _drain(self, apart: EngineLife) -> None:
         """Wait until the engine runs nothing, for ``DRAIN_SECONDS`` at most."""
         deadline = time.monotonic() + DRAIN_SECONDS
         with httpx.Client(timeout=_CALL_SECONDS, trust_env=False) as client:

@@ -23,11 +23,10 @@ from slime.ray.rollout import RolloutManager
 from slime.ray.trainer import Trainer
 
 if TYPE_CHECKING:
-    from slime.ray.engine_pool import SetApart
     from slime.ray.rollout import RolloutBatch
     from slime.rollout.before_push import Decision
     from slime.rollout.data_source import Story
-    from slime.weight_sync.remote_engine import RemoteEngine
+    from slime.weight_sync.remote_engine import EngineLife, RemoteEngine
 
 
 T = TypeVar("T")
@@ -98,7 +97,7 @@ class RemoteManager:
     def end_engines(self) -> ObjectRef[None]:
         return self._actor.end_engines.remote()
 
-    def set_apart(self) -> ObjectRef[SetApart | None]:
+    def set_apart(self) -> ObjectRef[EngineLife | None]:
         return self._actor.set_apart.remote()
 
     def rejoin(self) -> ObjectRef[None]:

@@ -23,7 +23,7 @@ from slime.arguments.placement import Placement, data_parallel_size
 from slime.exceptions import PluginError
 from slime.observability.metric_utils import compute_rollout_step
 from slime.ray.engine_group import engine_groups
-from slime.ray.engine_pool import EnginePool, SetApart
+from slime.ray.engine_pool import EnginePool
 from slime.ray.placement import ReservedPlacement
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput, call_rollout_fn
 from slime.rollout.before_push import Decision
@@ -38,7 +38,7 @@ from slime.utils.data_files import load_data, save_data
 from slime.utils.http_utils import init_http_client
 from slime.utils.misc import group_by, load_function
 from slime.utils.types import Sample
-from slime.weight_sync.remote_engine import RemoteEngine
+from slime.weight_sync.remote_engine import EngineLife, RemoteEngine
 
 __all__ = ["RolloutBatch", "RolloutManager", "compute_rollout_step"]
 
@@ -219,7 +219,7 @@ class RolloutManager:
         """Kill the policy engines immediately, for a run that is about to end."""
         self.engines.end()
 
-    def set_apart(self) -> SetApart | None:
+    def set_apart(self) -> EngineLife | None:
         """Take the last engine out of the router for a candidate; see `EnginePool.set_apart`."""
         return self.engines.set_apart()
 

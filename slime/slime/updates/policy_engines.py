@@ -27,6 +27,7 @@ from slime.exceptions import EngineNodeLostError, LostError, TrainerError
 from slime.rollout.before_push import Canary, Offered
 from slime.utils.misc import should_run_periodic_action
 from slime.utils.run_logs import say
+from slime.weight_sync.remote_engine import EngineLife, lives_of
 
 if TYPE_CHECKING:
     from slime.ray.processes import Processes
@@ -196,15 +197,21 @@ class Engines:
     def urls(self) -> list[str]:
         """Return where engines answer that may be offered a candidate.
 
-        None while the trainer has their GPUs, and none with a canary, which is asked before. An engine whose actor is gone is
-        restarted first, in at most ``PUSH_ATTEMPTS`` attempts.
+        None while the trainer has their GPUs, and none with a canary, which is asked before.
+        """
+        return [engine.url for engine in self._offerable()]
+
+    def _offerable(self) -> list[EngineLife]:
+        """Return the engines of `urls`.
+
+        One whose actor is gone is restarted first, in at most ``PUSH_ATTEMPTS`` attempts.
         """
         if self.alternate or not self.get_weights or self._args.canary_engine:
             return []
         for attempt in range(1, PUSH_ATTEMPTS + 1):
             handles = self._processes.value(self._processes.manager.engine_handles())
             try:
-                return ray.get([handle.url() for handle in handles])
+                return lives_of(dict(enumerate(handles)))
             except (RayActorError, EngineNodeLostError):
                 if attempt == PUSH_ATTEMPTS:
                     raise
@@ -217,14 +224,13 @@ class Engines:
 
         Engines that share their GPUs with the trainer sleep now, so none gets them.
         """
-        urls = self.urls()  # before the engines have it: a restart of one gives all of them what serves
-        if not urls:
-            return Offered()
         self._offered = []
         for attempt in range(1, PUSH_ATTEMPTS + 1):
+            engines = self._offerable()  # before they have it: a restart of one gives all of them what serves
+            if not engines:
+                return Offered()
             try:
                 sent = self._processes.trainer.offer_candidate()
-                break
             except LostError:
                 raise
             except TrainerError:
@@ -232,10 +238,10 @@ class Engines:
                     raise
                 logger.exception("the candidate did not reach the engines (attempt %d); sending it again", attempt)
                 self.look_after()
-        else:
-            raise AssertionError("the last attempt breaks or raises")
-        self._offered = [Canary(url) for url in urls]
-        return Offered(tuple(self._offered), sent.adapter, sent.digest)
+            else:
+                self._offered = [Canary(engine.url, engine.lives) for engine in engines]
+                return Offered(tuple(self._offered), sent.adapter, sent.digest)
+        raise AssertionError("the last attempt returns or raises")
 
     def end_trial(self, *, accepted: bool) -> None:
         """Let the router use the first engine again; engines with a refused candidate get what serves before."""

@@ -11,12 +11,12 @@ running calls.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, TypeVarTuple
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, NamedTuple, ParamSpec, TypeVar, TypeVarTuple
 
-from slime.exceptions import EngineError
+from slime.exceptions import EngineError, EngineNodeLostError
 
 if TYPE_CHECKING:
     from ray import ObjectRef
@@ -165,6 +165,39 @@ class RemoteEngine(RemoteServer):
 
     def set_weight_version(self, version: str) -> ObjectRef[None]:
         return self.actor.set_weight_version.remote(version)
+
+
+class EngineLife(NamedTuple):
+    """An engine's process as it is now: its position and its handle, its URL, and how often it was started."""
+
+    position: int
+    engine: RemoteEngine
+    url: str
+    starts: int
+
+    def lives(self) -> bool:
+        """Return whether the engine lives and is still this process; waits for a restart under way."""
+        import ray
+        from ray.exceptions import RayActorError
+
+        try:
+            return not ray.get(self.engine.is_dead()) and ray.get(self.engine.starts()) == self.starts
+        except (RayActorError, EngineNodeLostError):
+            return False
+
+
+def lives_of(engines: Mapping[int, RemoteEngine]) -> list[EngineLife]:
+    """Return the processes of engines, which are given by their position.
+
+    Raises:
+        RayActorError: an engine's actor is gone.
+        EngineNodeLostError: its machine is lost.
+    """
+    import ray
+
+    handles = engines.values()
+    urls, starts = ray.get([each.url() for each in handles]), ray.get([each.starts() for each in handles])
+    return [EngineLife(*each) for each in zip(engines, handles, urls, starts, strict=True)]
 
 
 class EngineCalls(Generic[T]):

@@ -85,13 +85,14 @@ class Candidate(Asked):
     adapter: str | None = ADAPTER
     offers: int = 0
     engine = Canary("")
+    lives: Callable[[], bool] = staticmethod(lambda: True)
 
     def engines(self) -> list[str]:
         return [self.url]
 
     def on_all_engines(self) -> Offered:
         self.offers += 1
-        self.engine = Canary(self.url)
+        self.engine = Canary(self.url, self.lives)
         return Offered([self.engine], self.adapter, DIGEST if self.adapter else None)
 
 
@@ -280,6 +281,35 @@ def test_an_engine_that_restarts_gets_the_update_again(world: World) -> None:
     world.engine.on_request = restart
     assert world.red() == set()
     assert world.candidate.offers == 2
+
+
+def test_an_engine_that_died_is_awaited_until_it_has_what_serves_and_gets_the_update_again(world: World) -> None:
+    """A restarted engine answers before it has any weights of the run: that says nothing about the update."""
+    asked = list[bool]()
+
+    def lives() -> bool:
+        asked.append(True)
+        if len(asked) == 3:
+            world.candidate.engine.end("all engines got the same weights")
+        return False
+
+    def die(adapter: str | None) -> None:
+        if adapter == ADAPTER and world.candidate.offers == 1:
+            world.candidate.engine.lives = lives
+            world.engine.scores.update({ADAPTER: -3.0})
+        elif adapter == ADAPTER:
+            world.engine.scores.update({ADAPTER: UPDATED})
+
+    world.engine.on_request = die
+    assert world.red() == set()
+    assert (world.candidate.offers, len(asked)) == (2, 3)
+
+
+def test_an_engine_that_nobody_restarts_makes_the_certificate_red(world: World) -> None:
+    world.args = world.args.changed(use_fault_tolerance=False)
+    world.candidate.lives = lambda: False
+    world.engine.scores.update({ADAPTER: -3.0})
+    assert world.red() == {"named"}
 
 
 def test_an_engine_that_never_keeps_the_update_makes_the_certificate_red(world: World) -> None:

@@ -332,6 +332,15 @@ def test_an_engine_that_restarts_ends_an_offer(world: World) -> None:
     assert not world.engines.offer().engines[1].ended
 
 
+def test_an_engine_that_died_has_no_offer_any_more(world: World) -> None:
+    first, *_ = world.engines.offer().engines
+    assert first.lives()
+    world.group.dead = True
+    assert not first.lives()
+    world.group.dead, world.group.starts = False, 2
+    assert not first.lives(), "it answers again, and has the start weights"
+
+
 def test_an_offer_is_sent_again_after_an_engine_died_of_it(world: World) -> None:
     world.trainer.fails = [("offer", TrainerError("engine 1 died"))]
     world.restart = lambda: world.engines_restarted(1)
@@ -342,7 +351,7 @@ def test_an_offer_is_sent_again_after_an_engine_died_of_it(world: World) -> None
 def test_an_engine_whose_actor_is_gone_restarts_before_it_is_offered_an_update(world: World) -> None:
     """Its process and its actor may die together, such as with its machine; the run goes on."""
     gone = world.group.handles[1]
-    world.group.handles[1] = RemoteEngine(SimpleNamespace(url=Remote(ActorDiedError)))
+    world.group.handles[1] = RemoteEngine(SimpleNamespace(url=Remote(ActorDiedError), starts=Remote(ActorDiedError)))
 
     def recreate() -> None:
         world.group.handles[1] = gone
