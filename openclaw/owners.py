@@ -33,9 +33,12 @@ EPISODE = "episode-"
 COMPLETION = "chatcmpl-"
 TEXT_COMPLETION = "cmpl-"
 RESPONSE = "resp_"
+COMMAND_ANSWER = "command-"
+"""Begins the id of an answer that the gateway itself gives, which is no turn."""
 CALL = "call"
 TURN_ID = re.compile(r"chatcmpl-[0-9a-f]{32}(?:\.[1-9])?")
 CALL_ID = re.compile(r"call([0-9a-f]{32})([0-9])[0-9a-f]{2,3}")
+NAMES_COMMAND_ANSWER = re.compile(rf"(?:{RESPONSE}|msg_){COMMAND_ANSWER}[0-9a-f]{{32,35}}")
 SESSION_DIGITS = 12
 
 
@@ -108,6 +111,11 @@ def turn_id(completion: str, choice: int) -> str:
 def response_id(completion: str) -> str:
     """Return what the Responses API calls a completion: ``resp_`` and its digits."""
     return RESPONSE + completion.removeprefix(COMPLETION)
+
+
+def names_command_answer(name: str) -> bool:
+    """Return whether the id of a response, or of an item of one, is of an answer that the gateway itself gave."""
+    return NAMES_COMMAND_ANSWER.fullmatch(name) is not None
 
 
 def turn_of_response(response: str) -> str:

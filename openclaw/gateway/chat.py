@@ -69,7 +69,7 @@ from openclaw.messages.classify import Asked, side_kind
 from openclaw.messages.commands import Heard, hear
 from openclaw.messages.fingerprint import History
 from openclaw.messages.hints import append_hint
-from openclaw.owners import TEXT_COMPLETION, episode_of, new_completion_id, owner_of, tool_call_id
+from openclaw.owners import COMMAND_ANSWER, TEXT_COMPLETION, episode_of, new_completion_id, owner_of, tool_call_id
 from openclaw.sessions import SESSION_HEADERS, Sessions
 
 logger = logging.getLogger(__name__)
@@ -286,7 +286,7 @@ class ChatService:
             return said
 
         prompt = Prompt(
-            id=question.form.continues() or new_completion_id(),
+            id=question.form.continues() or new_completion_id(COMMAND_ANSWER),
             model=self._model_name,
             request=request,
             messages=list(question.raw["messages"]),

@@ -28,7 +28,8 @@ from openclaw.gateway.reply import Reply
 from openclaw.gateway.stream import json_response
 from openclaw.ledger.exceptions import LedgerError, UnknownRecordError
 from openclaw.ledger.store import Ledger
-from openclaw.owners import COMPLETION, stored_id, turn_of_response
+from openclaw.messages.commands import ANSWER
+from openclaw.owners import COMPLETION, names_command_answer, stored_id, turn_of_response
 
 PATH = f"{RESPONSES.path}/{{response}}"
 MOST_ITEMS = 100
@@ -72,7 +73,7 @@ class ResponseDesk:
     def _items(self, previous: str | None, own: list[Any], client: Client) -> list[Any]:
         """Return the whole conversation of a request."""
         before: list[Any] = []
-        if previous is not None:
+        if previous is not None and not names_command_answer(previous):
             for kept in self._stored.chain(turn_of_response(previous), client.reaches):
                 before += [*self._resolved(kept.items, client), *kept.response["output"]]
         return before + self._resolved(own, client)
@@ -86,6 +87,8 @@ class ResponseDesk:
         return [item if (name := referred(item)) is None else self._item(name, client) for item in items]
 
     def _item(self, name: str, client: Client) -> Any:
+        if names_command_answer(name):
+            return {"role": "assistant", "content": ANSWER}
         try:
             output = self._stored.get(named_turn(name), client.reaches)["output"]
         except UnknownRecordError:

@@ -35,7 +35,7 @@ from openclaw.gateway.dialects.response_items import (
 from openclaw.gateway.errors import ApiError, Place, bad_request, unsupported
 from openclaw.gateway.schema import AtMost, StrictModel, json_object, validated
 from openclaw.ledger.records import KeptResponse
-from openclaw.owners import COMPLETION, new_completion_id, response_id, turn_of_response
+from openclaw.owners import COMPLETION, names_command_answer, new_completion_id, response_id, turn_of_response
 
 ENCRYPTED = "reasoning.encrypted_content"
 LOGPROBS = "message.output_text.logprobs"
@@ -205,7 +205,9 @@ class ResponsesForm(Form):
 
     def continues(self) -> str | None:
         """Return the turn of the response that the request continues."""
-        return None if self.previous is None else turn_of_response(self.previous)
+        if self.previous is None or names_command_answer(self.previous):
+            return None
+        return turn_of_response(self.previous)
 
     def kept(self, head: Head, captures: Sequence[Capture]) -> KeptResponse | None:
         """Return what the client may ask for again."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import anthropic
 import httpx
+import openai
 import pytest
 
 from openclaw.messages.commands import ANSWER, MAX_CHARACTERS
@@ -215,6 +216,26 @@ async def test_the_responses_api(stack: Stack) -> None:
         [],
     ]
     assert "/rl" not in ledger_text(stack)
+
+
+async def test_an_answer_is_no_response_but_may_be_named(stack: Stack) -> None:
+    """Clients name the items and the response before a request, instead of sending them."""
+    client = stack.client
+    stack.say(REPLY, "Now.", "Then.", "So.")
+    helped = await client.responses.create(model="m", input="/rl help")
+    first = await client.responses.create(model="m", input="Hello?", previous_response_id=helped.id)
+    await client.responses.create(model="m", input="Then?", previous_response_id=first.id)
+    items: Any = [
+        {"role": "user", "content": "/rl help"},
+        {"type": "item_reference", "id": helped.output[0].id},
+        {"role": "user", "content": "Hello?"},
+    ]
+    await client.responses.create(model="m", input=items)
+    one, two, three = stack.turns()
+    assert one.messages == three.messages == [user("Hello?")]
+    assert len(two.messages) == 3
+    with pytest.raises(openai.NotFoundError):
+        await client.responses.retrieve(helped.id)
 
 
 async def test_the_messages_api(stack: Stack) -> None:
