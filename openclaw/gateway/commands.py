@@ -29,6 +29,10 @@ HELP = """/rl good: the last answer was good; words may follow
 A command is one line, and the model does not read it."""
 MODE_WORDS: dict[str, Mode] = {"on": "auto", "auto": "auto", "confirm": "confirm", "off": "off"}
 NO_REPLY = "There is no answer of this server before this message, so nothing was rated."
+SEVERAL = (
+    "Nothing was deleted: several recorded conversations are like this one, and your client does not name its session. "
+    "It can with the header X-Session-Id."
+)
 WHY_NOT = {
     "already_trained": "A training step has used that answer already; your words are kept.",
     "side": "That answer is never trained; your opinion is kept.",
@@ -114,6 +118,8 @@ class CommandDesk:
         place = await where()
         if place.session_id is None:
             return "Nothing of this conversation is recorded."
+        if place.ambiguous:
+            return SEVERAL
         if not sure:
             return (
                 f"This would delete {counted(place.turns, 'recorded turn')} of this conversation, with verdicts, samples and the "

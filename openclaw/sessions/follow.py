@@ -272,11 +272,13 @@ class Place:
         session_id: the stored id of its session, or None if no turn of it is recorded.
         turn_id: the turn of its last reply to the user, or None if it is not known.
         turns: number of recorded turns of the session.
+        ambiguous: whether another session has the same conversation, and nothing says which one is meant.
     """
 
     session_id: str | None = None
     turn_id: str | None = None
     turns: int = 0
+    ambiguous: bool = False
 
 
 class Sessions:
@@ -404,10 +406,11 @@ class Sessions:
             if identity.session_id is not None:
                 await self._finder.complete(session, history)
             node = last_reply(messages, history, session.nodes)
+            ambiguous = identity.session_id is None and self._table.find(history).ambiguous
         finally:
             self._release(session)
         if session.turns:
-            return Place(session.id, node.turn_id if node else None, session.turns)
+            return Place(session.id, node.turn_id if node else None, session.turns, ambiguous)
         if session.in_flight == 0 and self._table.get(session.id) is session:
             self._table.forget(session)
         return Place()

@@ -146,6 +146,17 @@ async def test_forget(stack: Stack, http: httpx.AsyncClient, headers: dict[str, 
     assert "Nothing of this conversation" in await command(http, TALK, "/rl forget", **headers)
 
 
+async def test_nothing_is_forgotten_of_two_conversations_alike(stack: Stack, http: httpx.AsyncClient) -> None:
+    stack.say(REPLY, REPLY)
+    for _ in range(2):
+        await http.post("/v1/chat/completions", json={"messages": [user("Hello?")]})
+    assert len({turn.session_id for turn in stack.turns()}) == 2
+    talk = [user("Hello?"), {"role": "assistant", "content": REPLY}, user("/rl forget yes")]
+    answer = await http.post("/v1/chat/completions", json={"messages": talk})
+    assert "Nothing was deleted" in answer.json()["choices"][0]["message"]["content"]
+    assert len(stack.turns()) == 2
+
+
 @pytest.mark.parametrize(
     "words", ["/rl", "/rl help", "/rl nonsense", "/rl bad one\ntwo", f"/rl bad {'x' * MAX_CHARACTERS}"]
 )
