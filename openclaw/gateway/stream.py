@@ -81,6 +81,11 @@ class Heartbeats:
                 self._sending = asyncio.ensure_future(self._send(message))
         self._timer = asyncio.get_running_loop().call_later(left, self._look)
 
+    async def between(self) -> None:
+        """Wait until a heartbeat that was written is sent: what was written after it must not overtake it."""
+        if self._sending is not None and not self._sending.done():
+            await asyncio.wait({self._sending})
+
     async def stop(self) -> None:
         """Stop sending heartbeats."""
         self._timer.cancel()
@@ -166,6 +171,7 @@ class EventStream(Response):
             async with Connected(receive):
                 async for data in source:
                     heartbeats.sent_at = time.monotonic()
+                    await heartbeats.between()
                     await send({"type": "http.response.body", "body": data, "more_body": True})
         finally:
             await heartbeats.stop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import httpx
@@ -10,6 +11,8 @@ import openai
 import pytest
 
 from openclaw.gateway.dialects.chat import COMMENT
+from openclaw.gateway.errors import ApiError
+from openclaw.gateway.stream import EventStream
 from tests.unit.gateway.conftest import Stack, Starter
 
 USER: Any = [{"role": "user", "content": "Hello?"}]
@@ -115,3 +118,31 @@ async def test_more_requests_than_the_server_holds(start: Starter) -> None:
         stack.engine.resume("2")
         await asyncio.gather(*running)
         assert (await client.post("/v1/chat/completions", json=BODY)).status_code == 200
+
+
+async def test_nothing_overtakes_a_heartbeat() -> None:
+    """The events of a response are numbered, and its first one may be a heartbeat's."""
+    written, sent = asyncio.Event(), list[bytes]()
+
+    class Numbered:
+        def heartbeat(self) -> bytes:
+            written.set()
+            return b"0"
+
+        def failure(self, error: ApiError) -> bytes:
+            raise AssertionError
+
+    async def source() -> AsyncGenerator[bytes, None]:
+        await written.wait()
+        yield b"1"
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.body":
+            sent.append(message["body"])
+
+    async def receive() -> Any:
+        await asyncio.Event().wait()
+
+    stream = EventStream(source(), Numbered(), {}, lambda status: None, keepalive_seconds=0.01)
+    await stream({"type": "http"}, receive, send)
+    assert sent[:2] == [b"0", b"1"]
