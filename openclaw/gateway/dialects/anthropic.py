@@ -4,8 +4,8 @@ What a body says becomes chat messages and tools, by pure functions, so a conver
 the ledger has:
 
 * System texts come together in one leading system message, from ``system`` and from messages of the role ``system``, in
-  their order, because a chat template may take a system message at the beginning only. A block that begins with
-  `BILLING` is left out: it changes with each conversation and tells the model nothing.
+  their order, because a chat template may take a system message at the beginning only. A line at the start that begins
+  with `BILLING` is left out: it changes with each conversation and tells the model nothing.
 * Text blocks of a reply are joined as they stand; those of a user stay parts of one message. Tool results become tool messages
   before the rest of their message. An error's result begins with `ERROR`.
 * A thought comes back as ``reasoning_content``. Its signature is the id of the turn in base64, so the message is linked to
@@ -350,9 +350,14 @@ def chat_messages(request: CountRequest) -> list[Message]:
             messages += _asked(message, where)
     if messages and messages[-1]["role"] == "assistant":
         raise bad_request(PREFILL, param="messages")
-    said = [text for text in system if text and not text.startswith(BILLING)]
+    said = [text for text in map(_unbilled, system) if text]
     leading = [{"role": "system", "content": BETWEEN_SYSTEM_TEXTS.join(said)}] if said else []
     return [*leading, *messages]
+
+
+def _unbilled(text: str) -> str:
+    """Return a system text without a first line that begins with `BILLING`."""
+    return text.partition("\n")[2] if text.startswith(BILLING) else text
 
 
 def _text(block: object, where: str) -> str:

@@ -150,6 +150,7 @@ def renamed(error: ApiError, names: Mapping[str, str]) -> ApiError:
             name,
             error.message,
         )
+        error.message = error.message.replace(f"your {name} have ", f"your {name} has ")
         error.param = name
     elif error.param == "tools":
         error.message = error.message.replace(".function.", ".", 1)

@@ -261,6 +261,14 @@ def test_a_request_becomes_one_system_message_and_a_conversation(number: int) ->
     assert (again.raw, again.request) == ({name: question.raw[name] for name in again.raw}, question.request)
 
 
+def test_of_a_billed_text_only_its_line_is_left_out() -> None:
+    billed = "x-anthropic-billing-header: cc_version=1; cc_entrypoint=cli;"
+    for system in (f"{billed}\nBe kind.", [{"type": "text", "text": text} for text in (billed, "Be kind.")]):
+        body = {"max_tokens": 1, "system": system, "messages": [{"role": "user", "content": "Hello?"}]}
+        question = MESSAGES.read(json.dumps(body).encode(), CONTEXT)
+        assert question.raw["messages"][0] == {"role": "system", "content": "Be kind."}
+
+
 def test_each_request_begins_with_the_one_before_it() -> None:
     """Captured replies included, by digest: what a client changes from turn to turn is not in the canonical form."""
     for name, mark in MARKS.items():
