@@ -12,10 +12,10 @@ run's adapters come from `openclaw.runtime.adapters`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
-from typing import Annotated, Any, NamedTuple, Protocol, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from fastapi import FastAPI, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
@@ -28,6 +28,7 @@ from openclaw.gateway.errors import ApiError, disk_full
 from openclaw.gateway.guard import client_of
 from openclaw.gateway.lessons import ME_PATH
 from openclaw.gateway.limits import parse_body, take_body
+from openclaw.gateway.own_adapters import NotPossibleError, OwnAdapters
 from openclaw.gateway.stream import json_response
 from openclaw.ledger.exceptions import LedgerFullError
 from openclaw.ledger.sessions import Forgotten
@@ -37,48 +38,6 @@ ADAPTER_PATH = f"{ME_PATH}/adapter"
 ROLLBACK_PATH, ACCEPT_PATH, EXPORT_PATH = (f"{ADAPTER_PATH}/{name}" for name in ("rollback", "accept", "export"))
 TAR = "application/x-tar"
 Result = TypeVar("Result")
-
-
-class NotPossibleError(Exception):
-    """A person's adapter cannot do what is asked; the text says why, without a path or another person."""
-
-
-class Export(NamedTuple):
-    """A version as a tar of PEFT's two files.
-
-    Attributes:
-        version: its number.
-        sha256: of its weights' file, in hexadecimal digits.
-        chunks: the tar's bytes; close it if it is not read to the end.
-    """
-
-    version: str
-    sha256: str
-    chunks: Iterator[bytes]
-
-
-class OwnAdapters(Protocol):
-    """The run's adapters of everybody. Methods block."""
-
-    def versions(self, person: str) -> dict[str, Any]:
-        """Return what `GET /v1/me/adapter` answers about a person's adapter."""
-        ...
-
-    def ask_rollback(self, person: str, version: str) -> None:
-        """Let the run go back to a version of a person's adapter, "0" being the base; raise NotPossibleError."""
-        ...
-
-    def accept(self, person: str) -> int:
-        """Accept what the gate refused by a person's opinions; return how many samples are ready again, or raise NotPossibleError."""
-        ...
-
-    def export(self, person: str) -> Export:
-        """Return the version that serves a person; raise NotPossibleError."""
-        ...
-
-    def forget(self, person: str) -> tuple[Forgotten, bool]:
-        """Delete all of a person from ledger and run; return what the ledger had, and whether there was an adapter."""
-        ...
 
 
 class RollbackRequest(BaseModel):

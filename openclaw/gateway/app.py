@@ -30,7 +30,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from groundwork.exceptions import ConfigError
-from openclaw.gateway.adapters import OwnAdapters, add_adapter_routes
+from openclaw.gateway.adapters import add_adapter_routes
 from openclaw.gateway.auth import Keyring
 from openclaw.gateway.chat import ChatService, Completions, count
 from openclaw.gateway.dialects import DIALECTS, RESPONSES, TEXT
@@ -41,6 +41,7 @@ from openclaw.gateway.lessons import add_lesson_routes
 from openclaw.gateway.limits import Admission, Bodies
 from openclaw.gateway.metrics import GatewayMetrics
 from openclaw.gateway.openapi import describe
+from openclaw.gateway.own_adapters import OwnAdapters
 from openclaw.gateway.response_desk import ResponseDesk, add_response_routes
 from openclaw.gateway.routes import add_model_routes, add_session_routes, add_status_routes
 from openclaw.gateway.under_way import InFlightRegistry

@@ -21,7 +21,7 @@ from groundwork.exceptions import ConfigError
 from groundwork.paused import paused_people, resume
 from groundwork.people import mark_of
 from groundwork.private_files import private_folder
-from openclaw.gateway.adapters import Export, NotPossibleError
+from openclaw.gateway.own_adapters import Export, NotPossibleError
 from openclaw.ledger.sessions import Forgotten
 from openclaw.ledger.store import Ledger
 from openclaw.runtime.where import ARGUMENTS_NAME
@@ -131,7 +131,7 @@ def forget_all(
 
 
 class RunAdapters:
-    """Everybody's adapters of a run for the gateway (`openclaw.gateway.adapters.OwnAdapters`)."""
+    """Everybody's adapters of a run for the gateway (`openclaw.gateway.own_adapters.OwnAdapters`)."""
 
     def __init__(self, ledger: Ledger, run_dir: str | Path, fewest: int) -> None:
         """Take the run's ledger and folder; ``fewest``: refusals that a person may accept (``OPENCLAW_GATE_OFFER``)."""
