@@ -190,7 +190,7 @@ async def score(
     meta = answer["meta_info"]
     entries = meta["input_token_logprobs"]
     ids = [entry[1] for entry in entries]
-    if ids != [prompt_ids[start], *response_ids]:
+    if not _same([prompt_ids[start], *response_ids], ids):
         raise TeacherMismatchError(
             f"asked to score {len(response_ids)} tokens after position {start}, "
             f"but the engine scored {len(ids) - 1}, or other tokens"
@@ -200,6 +200,17 @@ async def score(
         raise TeacherMismatchError("the engine gave a log-probability that is not a finite number")
     found = _topk(meta.get("input_top_logprobs"), len(response_ids), topk) if topk else None
     return Scores(values, str(meta.get("weight_version", "")), found)
+
+
+def _same(sent: Sequence[int], named: Sequence[int]) -> bool:
+    """Return whether an engine that was sent tokens scored them; SGLang 0.5 calls the vocabulary's last token 0 and scores it rightly.
+
+    See ``SchedulerLogprobResultProcessor._process_input_token_logprobs`` and the clamp in ``ScheduleBatch.prepare_for_extend``.
+    """
+    if len(sent) != len(named):
+        return False
+    other = {pair for pair in zip(sent, named, strict=True) if pair[0] != pair[1]}
+    return other <= {(max(sent), 0)}
 
 
 def _topk(rows: list[Any] | None, length: int, topk: int) -> TopK:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -251,6 +252,26 @@ async def test_engine_that_scores_something_else_is_an_error(render: Any) -> Non
         await score(Shifted(score=flat), [1, 2], [3, 4], owner=LOCAL)
     with pytest.raises(TeacherMismatchError, match="finite"):
         await score(FakeEngine(score=lambda ids: [float("nan")] * len(ids)), [1, 2], [3, 4], owner=LOCAL)
+
+
+@pytest.mark.parametrize(
+    ("named", "accepted"),
+    [([2, 3, 9, 4, 9], True), ([2, 3, 0, 4, 0], True), ([2, 0, 9, 4, 9], False), ([2, 3, 0, 0, 0], False)],
+)
+async def test_the_last_token_of_the_vocabulary_may_be_called_0(named: list[int], *, accepted: bool) -> None:
+    """SGLang scores it, and gives its number as 0; any other token is what it is called."""
+
+    class Naming(FakeEngine):
+        async def generate(self, payload: dict[str, Any], owner: str | None = None) -> dict[str, Any]:
+            answer = await super().generate(payload, owner)
+            entries = answer["meta_info"]["input_token_logprobs"]
+            entries[:] = [(entry[0], token, *entry[2:]) for entry, token in zip(entries, named, strict=True)]
+            return answer
+
+    engine = Naming(score=lambda ids: [-1.0] * len(ids))
+    with nullcontext() if accepted else pytest.raises(TeacherMismatchError, match="or other tokens"):
+        found = await score(engine, [1, 2], [3, 9, 4, 9], owner=LOCAL)
+        assert found.log_probs == [-1.0] * 4
 
 
 def test_turn_without_user_message_has_no_teacher() -> None:
