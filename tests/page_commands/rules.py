@@ -52,7 +52,7 @@ class Rule:
 _TOOLS = r"slime/tools/\w+\.py|terminal-rl/(data_utils/\w+|router_server)\.py|openclaw-test/user_chat\.py|-m (agentrl\.(pool|router|harness) |benchmarks\.|slime\.ray\.worker_node |tests\.flag_mutations |tests\.security |openclaw\.models \S)"
 _PROGRAMS = r"slime/(train|train_async|eval_only)\.py --|openclaw-test/personal_run\.py|-m openclaw\.(launch|server) -|openclaw-combine/serve_model\.py"
 RULES = (
-    Rule(Kind.PARSED, r"curl \S+/v1/me/adapter ", "needs a server with an adapter for each person"),
+    Rule(Kind.ELSEWHERE, r"curl \S+/v1/me/adapter ", "needs a server with an adapter for each person; tests/unit/gateway/test_own_adapter.py asks one"),
     Rule(Kind.SERVER, r"curl |(.* \| )?openclaw-rl chat\b|python -m openclaw_combine\.test_rollout ", "asks a gateway"),
     Rule(Kind.RUN, r"cd \S+$|(source|export|umask|printf) ", "the shell's state, and files of a few bytes"),
     Rule(Kind.RUN, r"python -m openclaw\.replay ", "reads a ledger"),
