@@ -188,7 +188,7 @@ class _EngineTrial:
                 if document and has == self._policies.candidate.version:
                     return document
                 problem = f"it has version {has}" if document else f"{response.status_code} {response.text[:200]}"
-            self._wait_while_down()
+            self._engine.wait_while_down()
         raise FailedQuestionError(problem)
 
     # Live conversations
@@ -204,7 +204,7 @@ class _EngineTrial:
                 self._engine.wait(POLL_SECONDS)
                 if len(lost := failures(self._run_dir)) >= MAX_FAILURES:
                     close_share(self._run_dir)
-                    self._wait_while_down()
+                    self._engine.wait_while_down()
                     return [f"{len(lost)} requests left its engine without a whole reply: {lost[0]}"], {}
                 turns = self._turns(candidate, after)
                 if len(turns) >= self._bounds.canary_turns or time.monotonic() > deadline:
@@ -221,16 +221,6 @@ class _EngineTrial:
 
     def _turns(self, version: str, after: int) -> list[ServedTurn]:
         return self._patiently(lambda: self._ledger.views.served_turns(version, after, self._most_turns))
-
-    def _wait_while_down(self) -> None:
-        """Return if the engine lives; else wait until its restart ends the trial.
-
-        Raises:
-            CanaryEndedError: it died, and all engines have the weights that serve.
-        """
-        while not self._engine.lives():
-            self._engine.wait(POLL_SECONDS)
-        self._engine.wait(0.0)
 
 
 def _live(turns: Sequence[ServedTurn]) -> list[Live]:

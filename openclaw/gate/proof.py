@@ -32,7 +32,6 @@ REPLIES = 4
 """Stored replies that every engine is asked about."""
 OFFERS = 3
 ANSWER_SECONDS = 60.0
-POLL_SECONDS = 0.2
 
 
 def facts_of_trainer(
@@ -190,8 +189,8 @@ class Proof:
             said = ask(engine.url, self._stored.probes, adapter)
         except (httpx.HTTPError, ValueError, KeyError) as error:
             logger.warning("%s does not answer with the update: %r", engine.url, error)
-        while self._heals and not engine.lives():  # it may answer before it gets what serves
-            engine.wait(POLL_SECONDS)
+        if self._heals:
+            engine.wait_while_down()  # it may answer before it gets what serves
         engine.wait(0.0)
         return said
 

@@ -29,6 +29,8 @@ __all__ = [
     "Trained",
 ]
 
+POLL_SECONDS = 0.2
+
 
 class DecisionEndedError(TrainerError):
     """Nobody waits for the decision any more: the trainer died, or the run ends."""
@@ -69,6 +71,16 @@ class Canary:
         """
         if self._ended.wait(seconds):
             raise self._error
+
+    def wait_while_down(self) -> None:
+        """Return if the engine lives; else wait until its restart ends the trial.
+
+        Raises:
+            CanaryEndedError: as of `wait`; also if it died, and all engines have the weights that serve.
+        """
+        while not self.lives():
+            self.wait(POLL_SECONDS)
+        self.wait(0.0)
 
     def end(self, why: str, *, died: bool = False) -> None:
         """Let nobody wait any longer; the first reason stays."""
