@@ -1,10 +1,10 @@
 """The endpoints at which clients ask for replies: read the request, prepare its prompt, send the reply, count the outcome.
 
-Each is a `Completions` for one dialect (`openclaw.gateway.dialects`). Guarantees: every request is counted with its status. A streamed request is counted at its end, with the status of its
-error if it had one. `Completions` is an ASGI application of its own, because the framework's routing, validation and
-error handling cost more than the rest of a short request. `ChatService` builds the
-gateway's parts from a configuration and owns them; `openclaw.gateway.reply` carries each reply from its prompt to the
-ledger.
+Each is a `Completions` for one dialect (`openclaw.gateway.dialects`). Guarantees: every request is counted with its status. A
+streamed request is counted at its end, with the status of its error if it had one. `Completions` is an ASGI application of its
+own, because the framework's routing, validation and error handling cost more than the rest of a short request. `ChatService`
+builds the gateway's parts from a configuration and owns them; `openclaw.gateway.reply` carries each reply from its prompt to
+the ledger.
 """
 
 from __future__ import annotations
@@ -251,7 +251,8 @@ class ChatService:
             if self.config.commands and episode_of(owner) is None:
                 heard = hear(question.raw["messages"])
                 asked = replace(question, raw={**question.raw, "messages": heard.messages})
-                if heard.command is not None and turn_kind(heard.messages, request, headers) == "main":
+                stated, _ = read_headers(headers, request)
+                if heard.command is not None and (stated or kind_of(heard.messages, request, headers)) == "main":
                     return self._own_answer(heard, question, headers, client)
             conversation = await self._conversation(asked, headers, client)
             prompt = await self._prompt(request, conversation)
@@ -441,10 +442,10 @@ class ChatService:
     async def _conversation(self, question: Question, headers: Mapping[str, str], client: Client) -> Conversation:
         """Return a request's messages with named pictures, and what we know of it."""
         request, owner = question.request, client.owner
-        _, done = read_headers(headers, request)
+        stated, done = read_headers(headers, request)
         messages, pictures = await self._pictures.read(question.raw["messages"], owner)
         served, history = await self._served.find(messages, request.tool_schemas, owner)
-        kind = turn_kind(messages, request, headers)
+        kind = stated or kind_of(messages, request, headers)
         lessons = await self.lessons.of_request(client, kind, wished(headers))
         tools = list(question.raw["tools"]) if request.offers_tools else None
         return Conversation(messages, tools, pictures, served, history, kind, done, lessons)
@@ -527,14 +528,9 @@ class ChatService:
             return None
 
 
-def turn_kind(messages: Sequence[Message], request: ChatRequest, headers: Mapping[str, str]) -> TurnKind:
-    """Return whether a request is the user's turn or a client's own.
-
-    Raises:
-        ApiError: 400 for an invalid header.
-    """
-    stated, _ = read_headers(headers, request)
-    return stated or ("side" if side_kind(messages, Asked(bool(request.tools), headers)) else "main")
+def kind_of(messages: Sequence[Message], request: ChatRequest, headers: Mapping[str, str]) -> TurnKind:
+    """Return whether a request that does not say so is the user's turn or a client's own."""
+    return "side" if side_kind(messages, Asked(bool(request.tools), headers)) else "main"
 
 
 def read_headers(headers: Mapping[str, str], request: ChatRequest) -> tuple[Any, bool]:

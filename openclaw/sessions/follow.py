@@ -375,13 +375,8 @@ class Sessions:
         kind: TurnKind = stated_kind or ("side" if side_kind(messages, Asked(tools, headers)) else "main")
         identity = stated_identity(headers, body_session_id, messages, owner)
         history = history or read_history(messages, owner)
-        if identity.session_id is None:
-            session = await self._finder.by_words(history)
-        else:
-            session = await self._finder.by_id(identity.session_id)
+        session = await self._find(identity, history)
         try:
-            if identity.session_id is not None:
-                await self._finder.complete(session, history)
             self._table.touch(session, self._clock())
             relation = Relation("new")
             if kind == "main":
@@ -398,13 +393,8 @@ class Sessions:
     ) -> Place:
         """Return where a conversation of ``owner`` stands, without giving any turn a next state."""
         identity, history = stated_identity(headers, body_session_id, messages, owner), read_history(messages, owner)
-        if identity.session_id is None:
-            session = await self._finder.by_words(history)
-        else:
-            session = await self._finder.by_id(identity.session_id)
+        session = await self._find(identity, history)
         try:
-            if identity.session_id is not None:
-                await self._finder.complete(session, history)
             node = last_reply(messages, history, session.nodes)
             ambiguous = identity.session_id is None and self._table.find(history).ambiguous
         finally:
@@ -414,6 +404,18 @@ class Sessions:
         if session.in_flight == 0 and self._table.get(session.id) is session:
             self._table.forget(session)
         return Place()
+
+    async def _find(self, identity: Identity, history: History) -> Session:
+        """Return the session of a request, which stays in memory until `_release`."""
+        if identity.session_id is None:
+            return await self._finder.by_words(history)
+        session = await self._finder.by_id(identity.session_id)
+        try:
+            await self._finder.complete(session, history)
+        except BaseException:
+            self._release(session)
+            raise
+        return session
 
     async def finish(self, context: TurnContext, turn: Turn) -> Turn:
         """Commit a turn and return it as `record` does; it now waits for its next state."""
