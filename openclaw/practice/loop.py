@@ -358,12 +358,12 @@ class PracticeLoop:
 
         To a prompt without the lessons it means them a little more than the base model does.
         """
-        taught = self._scored(self._base, reply.prompt.teacher_ids, reply)
+        taught = self._likeliest(self._base, reply.prompt.teacher_ids, reply)
         if not reply.prompt.is_plain:
-            return likeliest(await taught)
-        plain = self._scored(self._base, reply.prompt.student_ids, reply)
+            return await taught
+        plain = self._likeliest(self._base, reply.prompt.student_ids, reply)
         with_lessons, without = await together(taught, plain)
-        return emphasised(likeliest(with_lessons), likeliest(without))
+        return emphasised(with_lessons, without)
 
     async def _compared(self, due: Due, replies: list[Reply]) -> list[tuple[str, Sample]]:
         """Return the replies to plain prompts with the rewards of their groups, with their turns; none without a rubric."""
@@ -408,10 +408,9 @@ class PracticeLoop:
             return False
         return is_near(sampled, [value * power - each for value, each in zip(found.log_probs, known, strict=True)])
 
-    async def _scored(self, engine: Engine, prompt_ids: list[int], reply: Reply) -> Scores:
-        return await score(
-            engine, prompt_ids, reply.ids, self._settings.topk, owner=owner_of(reply.prompt.turn.session_id)
-        )
+    async def _likeliest(self, engine: Engine, prompt_ids: list[int], reply: Reply) -> TopK:
+        owner = owner_of(reply.prompt.turn.session_id)
+        return likeliest(await score(engine, prompt_ids, reply.ids, self._settings.topk, owner=owner))
 
     async def _distance(self, replies: list[Reply]) -> float:
         """Return the mean KL per token of the present weights without lessons from the teacher, at the tokens of replies.
@@ -423,9 +422,8 @@ class PracticeLoop:
             raise ValueError("the held-out prompts have no replies")
 
         async def one(reply: Reply) -> float:
-            teacher = await self._taught(reply)
-            student = await self._scored(self._engine, reply.prompt.student_ids, reply)
-            return distance(likeliest(student), teacher)
+            student = self._likeliest(self._engine, reply.prompt.student_ids, reply)
+            return distance(*await together(student, self._taught(reply)))
 
         return sum(await together(*map(one, replies))) / sum(len(reply.ids) for reply in replies)
 
