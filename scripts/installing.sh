@@ -85,3 +85,14 @@ system_environment() {
 
 # Compile the environment. Sandboxes cannot write there, so the bytecode has to be there; without it each start takes seconds more.
 compile_environment() { "$folder/bin/python3" -I -m compileall -q -j 0 "$folder/lib"; }
+
+# Install the lock's packages for the system's Python, compiled, and mark the folder; the words are those of the script.
+install_for_sandboxes() {
+    local digest
+    digest="$(digest_of "$system" "$lock")"
+    begin_install "$digest" "$@"
+    system_environment
+    locked_pip install --no-compile --only-binary :all: -r "$lock"
+    compile_environment
+    echo "$digest" >"$folder/.installed"
+}

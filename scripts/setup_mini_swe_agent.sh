@@ -13,9 +13,4 @@ TEXT
 if ! "$system" -I -c 'import sys; sys.exit(sys.version_info < (3, 10))' >/dev/null 2>&1; then
     fail "sandboxes need Python 3.10 or newer at $system; install it with scripts/setup_bubblewrap.sh"
 fi
-digest="$(digest_of "$system" "$lock")"
-begin_install "$digest" "$@"
-system_environment
-locked_pip install --no-compile --only-binary :all: -r "$lock"
-compile_environment
-echo "$digest" >"$folder/.installed"
+install_for_sandboxes "$@"
