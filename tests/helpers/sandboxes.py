@@ -8,6 +8,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from agentrl.processes import Processes, ProcessLedger
 from agentrl.sandbox.bubblewrap import Bubblewrap
 from agentrl.sandbox.interface import ExecResult, Limits, SandboxSpec
@@ -18,6 +20,15 @@ SMALL_SPEC = SandboxSpec(limits=SMALL)
 PATIENT_S = 60.0
 """For a command that ends by itself; a busy machine may take its time."""
 REASON = "no bubblewrap 0.8 and /usr/bin/python3 here; run scripts/setup_bubblewrap.sh as root"
+
+
+def memory_marks(repository: Path, provider: Bubblewrap, needs: str) -> list[pytest.MarkDecorator]:
+    """Return the marks of tests whose programs a sandbox has to bound in memory; ``needs``: who needs it, and the verb."""
+    reason = f"{needs} control groups for memory; run the tests where some can be made, see instructions/sandbox.md"
+    return [
+        pytest.mark.skipif(not installed(repository), reason=REASON),
+        pytest.mark.skipif("memory" not in provider.places.parents, reason=reason),
+    ]
 
 
 def installed(repository: Path) -> bool:

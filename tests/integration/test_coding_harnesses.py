@@ -18,19 +18,12 @@ from agentrl.sandbox.bubblewrap import Bubblewrap
 from agentrl.sandbox.interface import HOME
 from tests.helpers.node import REPOSITORY, installed_by
 from tests.helpers.qwen_tokenizers import QWEN3_TEMPLATE
-from tests.helpers.sandboxes import REASON, installed
+from tests.helpers.sandboxes import memory_marks
 from tests.helpers.shell_agents import oracle
 from tests.helpers.stand_in_server import stand_in_server
 
 PROVIDER = Bubblewrap()
-pytestmark = [
-    pytest.mark.timeout(900),
-    pytest.mark.skipif(not installed(REPOSITORY), reason=REASON),
-    pytest.mark.skipif(
-        "memory" not in PROVIDER.places.parents,
-        reason="these programs need control groups for memory; run the tests where some can be made, see instructions/sandbox.md",
-    ),
-]
+pytestmark = [pytest.mark.timeout(900), *memory_marks(REPOSITORY, PROVIDER, "these programs need")]
 WORD = "shell/write_word/train/5"
 PATIENT_S = 300.0
 LOOK = f"echo left=$(ls -A {HOME} | wc -l) keys=$(env | grep -c sk-)"

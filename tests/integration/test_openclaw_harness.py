@@ -32,20 +32,13 @@ from agentrl.tasks.shell.generate import generate
 from lab.testkit.waiting import eventually
 from tests.helpers.node import node_packages
 from tests.helpers.qwen_tokenizers import QWEN3_TEMPLATE
-from tests.helpers.sandboxes import REASON, installed, running
+from tests.helpers.sandboxes import memory_marks, running
 from tests.helpers.shell_agents import oracle
 from tests.helpers.stand_in_server import StandInServer, stand_in_server
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PROVIDER = Bubblewrap()
-pytestmark = [
-    pytest.mark.timeout(1500),
-    pytest.mark.skipif(not installed(REPOSITORY), reason=REASON),
-    pytest.mark.skipif(
-        "memory" not in PROVIDER.places.parents,
-        reason="OpenClaw needs control groups for memory; run the tests where some can be made, see instructions/sandbox.md",
-    ),
-]
+pytestmark = [pytest.mark.timeout(1500), *memory_marks(REPOSITORY, PROVIDER, "OpenClaw needs")]
 WORD = "shell/write_word/train/5"
 PATIENT_S = 600.0
 """A run takes 15 seconds of processor time, and this machine may be busy."""

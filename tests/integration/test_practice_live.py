@@ -85,12 +85,18 @@ def parts(sample: Sample) -> tuple[list[int], list[int]]:
     return sample.tokens[: -sample.response_length], sample.tokens[-sample.response_length :]
 
 
+def served(args: Arguments, engine: SGLangEngine, base: Any, version: str) -> Any:
+    """Give the engine an adapter of the base model, and return the base with it."""
+    adapter = adapters(base, args.lora_target_modules, 1)
+    with rank_zero(), connected(args, [local_handle(engine)]) as sync:
+        sync.push(iter(adapter.items()), version)
+    return merged(base, adapter)
+
+
 async def test_a_round_on_an_engine_with_adapters(
     args: Arguments, engine: SGLangEngine, references: list[Any], tiny_random_model: Path, tmp_path: Path
 ) -> None:
-    adapter = adapters(references[0], args.lora_target_modules, 1)
-    with rank_zero(), connected(args, [local_handle(engine)]) as sync:
-        sync.push(iter(adapter.items()), "7")
+    policy = served(args, engine, references[0], "7")
     renderer = Renderer(AutoTokenizer.from_pretrained(tiny_random_model))
     client = EngineHttp(engine.url(), timeout=WAIT_SECONDS, concurrency=8)
     with closing(Ledger(tmp_path / "ledger.sqlite")) as ledger:
@@ -102,7 +108,6 @@ async def test_a_round_on_an_engine_with_adapters(
     assert (done.outcome, len(samples)) == ("drawn", 2 * (REPLIES + LESSONED_REPLIES))
     assert done.kl is not None
     assert done.kl > 0
-    policy = merged(references[0], adapter)
     lessoned = 0
     for sample in samples:
         prompt, reply = parts(sample)
@@ -127,12 +132,10 @@ async def test_a_round_on_an_engine_with_adapters(
 async def test_replay_and_groups_on_an_engine_with_adapters(
     args: Arguments, engine: SGLangEngine, references: list[Any], tiny_random_model: Path, tmp_path: Path
 ) -> None:
-    adapter = adapters(references[0], args.lora_target_modules, 1)
-    with rank_zero(), connected(args, [local_handle(engine)]) as sync:
-        sync.push(iter(adapter.items()), "8")
+    policy = served(args, engine, references[0], "8")
     renderer = Renderer(AutoTokenizer.from_pretrained(tiny_random_model))
     client = EngineHttp(engine.url(), timeout=WAIT_SECONDS, concurrency=8)
-    policy, reply = merged(references[0], adapter), [5, 6, 7]
+    reply = [5, 6, 7]
     prompts = [renderer.render([{"role": "user", "content": f"What is {number} + 3?"}]) for number in range(2)]
     now = [log_probs(policy, prompt, reply, 1.0).gather(-1, torch.tensor(reply)[:, None])[:, 0] for prompt in prompts]
     with closing(Ledger(tmp_path / "ledger.sqlite")) as ledger:
