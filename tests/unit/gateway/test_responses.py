@@ -312,15 +312,13 @@ async def test_a_waiting_stream_has_events(start: Starter) -> None:
     gate = stack.engine.token_gate = asyncio.Semaphore(0)
     stack.say("one")
 
-    async def release() -> None:
-        await asyncio.sleep(0.45)
-        stack.engine.token_gate = None
-        gate.release()
-
-    releasing = asyncio.create_task(release())
+    seen: list[Any] = []
     async with stack.client.responses.stream(model="m", input="a") as events:
-        seen = [event async for event in events]
-    await releasing
+        async for event in events:
+            seen.append(event)
+            if stack.engine.token_gate and [each.type for each in seen].count("response.in_progress") > 2:
+                stack.engine.token_gate = None
+                gate.release()
     assert seen[0].type == "response.created"
     assert [event.type for event in seen].count("response.in_progress") > 2
     assert [event.sequence_number for event in seen] == list(range(len(seen)))
