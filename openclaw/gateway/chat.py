@@ -248,7 +248,7 @@ class ChatService:
 
         async def prepare() -> Opening | OwnAnswer:
             asked = question
-            if self.config.commands and episode_of(owner) is None:
+            if self._takes_commands(client):
                 heard = hear(question.raw["messages"])
                 asked = replace(question, raw={**question.raw, "messages": heard.messages})
                 stated, _ = read_headers(headers, request)
@@ -412,6 +412,9 @@ class ChatService:
         self._large_renderer.close()
         self._pictures.close()
 
+    def _takes_commands(self, client: Client) -> bool:
+        return self.config.commands and episode_of(client.owner) is None
+
     async def question(self, dialect: Dialect, body: bytes, admission: Admission | None = None) -> Question:
         """Return what a body asks; a large one is read in the worker, and only then waits for ``admission``.
 
@@ -431,7 +434,7 @@ class ChatService:
         Raises:
             ApiError: 400 for messages that cannot be rendered, or an invalid header.
         """
-        if self.config.commands and episode_of(client.owner) is None:
+        if self._takes_commands(client):
             question = replace(question, raw={**question.raw, "messages": hear(question.raw["messages"]).messages})
         try:
             conversation = await self._conversation(question, headers, client)

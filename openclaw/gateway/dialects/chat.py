@@ -10,11 +10,10 @@ import orjson
 
 from chat_codec.reply_parser import Content, Delta, Reasoning, ToolCallArguments, ToolCallStart
 from openclaw.gateway.capture import Capture, Step, usage
-from openclaw.gateway.dialects.dialect import Dialect, Form, Head, Question, Writer, event
+from openclaw.gateway.dialects.dialect import COMMENT, Dialect, Form, Head, Question, Writer, event
 from openclaw.gateway.errors import ApiError
 from openclaw.gateway.schema import SamplingRequest, parse_request
 
-COMMENT = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
 
 

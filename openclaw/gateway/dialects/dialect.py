@@ -21,6 +21,9 @@ from openclaw.gateway.errors import ApiError
 from openclaw.gateway.schema import ChatRequest, read_values, validated
 from openclaw.ledger.records import KeptResponse
 
+COMMENT = b": keep-alive\n\n"
+"""What keeps a silent stream open without saying anything."""
+
 
 @dataclass(frozen=True)
 class Head:

@@ -20,7 +20,16 @@ from pydantic import Field
 
 from openclaw.config.bounds import LABELS, MESSAGE_ITEMS, MESSAGES, MODEL_CHARACTERS, TOP_LOGPROBS
 from openclaw.gateway.capture import Capture, usage
-from openclaw.gateway.dialects.dialect import Dialect, Form, Head, Question, Writer, canonical_question, renamed
+from openclaw.gateway.dialects.dialect import (
+    COMMENT,
+    Dialect,
+    Form,
+    Head,
+    Question,
+    Writer,
+    canonical_question,
+    renamed,
+)
 from openclaw.gateway.dialects.response_events import ResponseWriter, reasons
 from openclaw.gateway.dialects.response_items import (
     Item,
@@ -217,7 +226,7 @@ class ResponsesForm(Form):
 
     def heartbeat(self) -> bytes:
         """Return a comment: until the first event there is no response to tell of."""
-        return b": keep-alive\n\n"
+        return COMMENT
 
     def failure(self, error: ApiError) -> bytes:
         """Return the event of a response that never began."""

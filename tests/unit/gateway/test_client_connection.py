@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from lab.testkit.waiting import eventually
-from openclaw.gateway.dialects.chat import COMMENT, ChatForm
+from openclaw.gateway.dialects.chat import ChatForm
+from openclaw.gateway.dialects.dialect import COMMENT
 from openclaw.gateway.errors import ClientGoneError
 from openclaw.gateway.stream import Connected, Heartbeats
 

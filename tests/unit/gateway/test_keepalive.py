@@ -10,7 +10,7 @@ import httpx
 import openai
 import pytest
 
-from openclaw.gateway.dialects.chat import COMMENT
+from openclaw.gateway.dialects.dialect import COMMENT
 from openclaw.gateway.errors import ApiError
 from openclaw.gateway.stream import EventStream
 from tests.unit.gateway.conftest import Stack, Starter
