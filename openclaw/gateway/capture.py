@@ -10,7 +10,7 @@ class owns the state of one reply.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -95,7 +95,7 @@ class Prompt:
         pictures: of the prompt, in order.
         for_engine: what the engine gets of them, or None without any.
         placeholders: ids of the model's placeholders for media.
-        plain: how the prompt without lessons differs; None if this one has none.
+        plain: finds out how the prompt without lessons differs; None if this one has none.
         lessons: id and text of each lesson that it has.
     """
 
@@ -112,7 +112,7 @@ class Prompt:
     pictures: tuple[SeenPicture, ...] = ()
     for_engine: EnginePictures | None = field(default=None, repr=False)
     placeholders: frozenset[int] = frozenset()
-    plain: PlainPart | None = None
+    plain: Callable[[], Awaitable[PlainPart]] | None = None
     lessons: tuple[tuple[str, str], ...] = ()
 
     @property
@@ -249,12 +249,14 @@ class Capture:
         """The number of tokens up to the end of the thought, inclusive."""
         return self.undecided_tokens if self.parser.thought else 0
 
-    def turn(self, context: TurnContext, finished_at: float) -> Turn:
-        """Return the turn for the ledger; an unfinished reply has the finish reason ``abort``."""
+    def turn(self, context: TurnContext, finished_at: float, plain: PlainPart | None) -> Turn:
+        """Return the turn for the ledger, whose prompt without lessons differs by ``plain``; an unfinished reply has the finish
+        reason ``abort``.
+        """
         reason = exclusion(self.prompt.plan, self.ids, stopped=self.parser.stopped)
         if reason is None and not self.prompt.placeholders.isdisjoint(self.ids):
             reason = PLACEHOLDER
-        if reason is None and self.prompt.plain and episode_of(owner_of(context.session_id)) is not None:
+        if reason is None and plain is not None and episode_of(owner_of(context.session_id)) is not None:
             reason = UNDER_LESSON
         trained = context.kind == "main" and reason is None and self.finish_reason is not None
         return Turn(
@@ -278,7 +280,7 @@ class Capture:
             reason=reason,
             malformed_calls=self.parser.malformed,
             pictures=self.prompt.pictures,
-            plain=self.prompt.plain,
+            plain=plain,
             lessons=self.prompt.lessons,
             adapter_fallback=self.fallback,
             response_topk=self.topk if self.prompt.topk and trained else None,

@@ -117,7 +117,8 @@ class Written:
         thought: whether it ends inside a thought.
         ids: with each picture's placeholder repeated.
         seen: its pictures.
-        plain: how the prompt without lessons differs; None if this one has none.
+        served: our replies in it, counted.
+        plain: finds out how the prompt without lessons differs; None if this one has none.
         lessons: what became of the lessons, for the metrics; None without any.
     """
 
@@ -125,7 +126,8 @@ class Written:
     thought: Thought
     ids: list[int]
     seen: tuple[SeenPicture, ...]
-    plain: PlainPart | None = None
+    served: Served
+    plain: Callable[[], Awaitable[PlainPart]] | None = None
     lessons: str | None = None
 
 
@@ -456,9 +458,9 @@ class ChatService:
     async def _prompt(self, request: ChatRequest, conversation: Conversation) -> Prompt:
         """Render a request and plan its sampling."""
         created_at = self.clock()
-        written, served = await self._written(request, conversation), conversation.served
-        self.metrics.replayed_replies.labels(ids="sampled").inc(served.sampled)
-        self.metrics.replayed_replies.labels(ids="rendered").inc(served.rendered)
+        written = await self._written(request, conversation)
+        self.metrics.replayed_replies.labels(ids="sampled").inc(written.served.sampled)
+        self.metrics.replayed_replies.labels(ids="rendered").inc(written.served.rendered)
         room = self._room(written.ids, "messages")
         if written.lessons is not None:
             self.metrics.lessons.labels(outcome=written.lessons).inc()
@@ -485,46 +487,57 @@ class ChatService:
     async def _written(self, request: ChatRequest, conversation: Conversation) -> Written:
         """Return the prompt of a request, with its lessons if it has any and they fit.
 
+        The prompt without them is left for later, unless it has to tell whether they fit: no first token waits for it.
+
         Raises:
             ApiError: 400 for messages that the chat template refuses.
         """
-        messages, tools, served = conversation.messages, conversation.tools, conversation.served
-        large = prompt_characters(messages, tools or ()) > LARGE_PROMPT
-        renderer = self._large_renderer if large else self._renderer
-        rendered = renderer.prepare(messages, tools, request.template_kwargs, self._format.reasoning, served)
-        try:
-            if conversation.lessons:  # both at once: one wait for the renderer's thread, not two
-                hinted = self._with_lessons(renderer, request, conversation)
-                (template_ids, thought), again = await asyncio.gather(rendered, hinted)
-            else:
-                (template_ids, thought), again = await rendered, None
-        except RenderError as error:
-            raise bad_request(str(error), param="messages") from error
-        ids, seen = self._pictures.expanded(template_ids, conversation.pictures)
-        plain = Written(template_ids, thought, ids, seen)
-        room = self.config.context_length - len(ids)
-        if room <= 0 or again is None:
-            return plain
-        longer, places = self._pictures.expanded(again[0], conversation.pictures)
-        wanted = request.requested_tokens or room
-        least = max(wanted if wanted < room else (room + 1) // 2, request.min_tokens or 0)
-        if self.config.context_length - len(longer) < least:
-            return replace(plain, lessons="overflow")
-        return Written(*again, longer, places, PlainPart.between(longer, ids), "served")
 
-    async def _with_lessons(
-        self,
-        renderer: Renderer,
-        request: ChatRequest,
-        conversation: Conversation,
-    ) -> tuple[list[int], Thought] | None:
+        async def plain() -> Written:
+            try:
+                return await self._rendered(request, conversation, conversation.messages)
+            except RenderError as error:
+                raise bad_request(str(error), param="messages") from error
+
+        written: Written | None = None
+        longer = await self._with_lessons(request, conversation) if conversation.lessons else None
+        if longer is None:
+            return await plain()
+        context, wanted, fewest = self.config.context_length, request.requested_tokens, request.min_tokens or 0
+        left = context - len(longer.ids)
+        if left < max(fewest, wanted or (context + 1) // 2):
+            written = await plain()
+            room = context - len(written.ids)
+            if room <= 0:
+                return written
+            if left < max(fewest, wanted if wanted and wanted < room else (room + 1) // 2):
+                return replace(written, lessons="overflow")
+        ids = longer.ids
+
+        async def difference() -> PlainPart:
+            return PlainPart.between(ids, (written or await plain()).ids)
+
+        return replace(longer, plain=difference, lessons="served")
+
+    async def _rendered(self, request: ChatRequest, conversation: Conversation, messages: Sequence[Message]) -> Written:
+        """Return the prompt of a conversation with these messages.
+
+        Raises:
+            RenderError: when the template refuses the messages.
+        """
+        large = prompt_characters(messages, conversation.tools or ()) > LARGE_PROMPT
+        renderer, served = self._large_renderer if large else self._renderer, replace(conversation.served)
+        template_ids, thought = await renderer.prepare(
+            messages, conversation.tools, request.template_kwargs, self._format.reasoning, served
+        )
+        ids, seen = self._pictures.expanded(template_ids, conversation.pictures)
+        return Written(template_ids, thought, ids, seen, served)
+
+    async def _with_lessons(self, request: ChatRequest, conversation: Conversation) -> Written | None:
         """Return the prompt with lessons at the end of the last user message, or None if it has no place for them."""
-        again = replace(conversation.served, sampled=0, rendered=0)
         try:
             hinted = append_hint(list(conversation.messages), as_hint(conversation.lessons))
-            return await renderer.prepare(
-                hinted, conversation.tools, request.template_kwargs, self._format.reasoning, again
-            )
+            return await self._rendered(request, conversation, hinted)
         except ValueError:
             self.metrics.lessons.labels(outcome="refused").inc()
             logger.warning("a request is served without lessons: the chat template has no place for them")

@@ -152,21 +152,21 @@ class Replies:
             ApiError: if the turns could not be recorded.
         """
         finished_at = self._clock()
-        turns = [capture.turn(context, finished_at) for capture in captures]
-        turns[0] = replace(turns[0], kept=kept)
-        if aborted:
-            turns = [replace(turn, finish_reason="abort") for turn in turns]
         try:
+            turns = await self._turns(context, captures, finished_at)
+            turns[0] = replace(turns[0], kept=kept)
+            if aborted:
+                turns = [replace(turn, finish_reason="abort") for turn in turns]
             await self._record(context, turns)
         except Exception as error:
             self._metrics.ledger_failures.inc()
-            logger.exception("turn %s could not be recorded", turns[0].id)
+            logger.exception("turn %s could not be recorded", captures[0].id)
             if isinstance(error, LedgerError):
                 raise from_ledger(error) from error
             raise ApiError(500, "the reply could not be recorded", code="internal_error") from error
         finally:
             self.end(owner)
-            self._metrics.generated_tokens.inc(sum(len(turn.response_ids) for turn in turns))
+            self._metrics.generated_tokens.inc(sum(len(capture.ids) for capture in captures))
             self._metrics.malformed_tool_calls.inc(sum(capture.parser.malformed for capture in captures))
         for turn in turns:
             if turn.adapter_fallback is not None:
@@ -178,6 +178,16 @@ class Replies:
             self._metrics.request_seconds.observe(turn.finished_at - turn.created_at)
             if len({span.version for span in turn.weight_versions}) > 1:
                 self._metrics.mixed_versions.inc()
+
+    async def _turns(self, context: TurnContext, captures: Sequence[Capture], finished_at: float) -> list[Turn]:
+        """Return the turns of a reply; what its prompt is without lessons is found out only now, after the last token."""
+        find = captures[0].prompt.plain
+        try:
+            plain = await find() if find is not None else None
+            return [capture.turn(context, finished_at, plain) for capture in captures]
+        except BaseException:
+            self._sessions.abandon(context)
+            raise
 
     async def _record(self, context: TurnContext, turns: list[Turn]) -> None:
         """Record the first choice last, because a client most likely continues from it."""

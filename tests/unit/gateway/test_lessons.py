@@ -246,6 +246,43 @@ async def test_a_template_that_refuses_the_lessons_serves_the_plain_prompt(
     assert stack.metric("openclaw_lessons_total", outcome="refused") == 1
 
 
+async def test_no_first_token_waits_for_the_prompt_without_lessons(
+    stack: Stack, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await http.put("/v1/me", json={"lessons": "auto"})
+    await http.post("/v1/lessons", json={"text": LESSON})
+    render, asked_before = Renderer.render, dict[bool, int]()
+
+    def watched(self: Renderer, messages: Any, *args: Any) -> list[int]:
+        asked_before[LESSON in str(messages)] = len(stack.engine.requests)
+        return render(self, messages, *args)
+
+    monkeypatch.setattr(Renderer, "render", watched)
+    assert (await ask(stack, http)).headers["x-openclaw-lessons"] == "1"
+    assert asked_before == {True: 0, False: 1}
+    assert stack.turns()[-1].student_ids == Renderer(stack.tokenizer).render(HELLO)
+
+
+async def test_a_prompt_that_cannot_be_found_without_lessons_leaves_no_turn(
+    stack: Stack, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await http.put("/v1/me", json={"lessons": "auto"})
+    await http.post("/v1/lessons", json={"text": LESSON})
+    render = Renderer.render
+
+    def refuse(self: Renderer, messages: Any, *args: Any) -> list[int]:
+        if LESSON not in str(messages):
+            raise RenderError("too short")
+        return render(self, messages, *args)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Renderer, "render", refuse)
+        assert (await ask(stack, http)).status_code == 500
+    assert stack.turns() == []
+    assert (await ask(stack, http)).status_code == 200
+    assert len(stack.turns()) == 1
+
+
 async def test_a_ledger_that_is_away_takes_only_the_lessons(
     stack: Stack, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
