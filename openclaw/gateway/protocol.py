@@ -11,7 +11,9 @@ Guarantees:
 * The rest of the body of an answered request is dropped, up to `DROPPED_BYTES` and `DROP_SECONDS`.
 * Every refusal has its path's error shape, as far as the path is known, and is counted by the name of its bound.
 
-`Door` owns what the connections of a server share. It looks at each of them once per `LOOK_SECONDS`.
+`Door` owns what the connections of a server share. It looks at each of them once per `LOOK_SECONDS`, and has a clock for which a
+process that is stopped or starved stands still: a look that comes late counts as one in time. A connection closes if it was
+overdue at the look before, because since then the process has read what had come. So its standstill costs no client a connection.
 """
 
 from __future__ import annotations
@@ -54,7 +56,7 @@ class DoorBounds:
 
     connections: int
     head_seconds: float = HEAD_SECONDS.most
-    keep_alive_seconds: int = KEEP_ALIVE_SECONDS.most
+    keep_alive_seconds: float = KEEP_ALIVE_SECONDS.most
     unread_seconds: float = UNREAD_SECONDS.most
     drop_seconds: float = DROP_SECONDS
     look_seconds: float = LOOK_SECONDS
@@ -78,6 +80,12 @@ class Door:
         self.reading: dict[BoundedProtocol, None] = {}
         """Connections with a body that has not ended, the one that is so for longest first."""
         self._timer: asyncio.TimerHandle | None = None
+        self._ran = self._looked = 0.0
+
+    @property
+    def clock(self) -> float:
+        """Seconds in which connections were open and the process ran."""
+        return self._ran + min(asyncio.get_running_loop().time() - self._looked, self.bounds.look_seconds)
 
     def protocol(self, **given: Any) -> BoundedProtocol:
         """Return the protocol of a new connection; uvicorn's ``http`` setting calls this."""
@@ -103,14 +111,18 @@ class Door:
         self.reading.pop(connection, None)
 
     def _look_later(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(self.bounds.look_seconds, self._look)
+        loop = asyncio.get_running_loop()
+        self._looked = loop.time()
+        self._timer = loop.call_later(self.bounds.look_seconds, self._look)
 
     def _look(self) -> None:
-        self._timer = None
+        before, self._ran = self._ran, self.clock
+        self._look_later()
         for connection in list(self.open):
-            connection.look()
-        if self.open:
-            self._look_later()
+            connection.look(before)
+        if not self.open and self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -124,7 +136,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_head = self._in_body = False
         self._head_bytes = self._head_lines = self._head_fed = 0
         self._due: float | None = None
-        """When an idle connection closes."""
+        """When an idle connection closes, by the door's clock, as all times here."""
         self._resting = False
         self._drop_due: float | None = None
         self._dropped = 0
@@ -137,7 +149,6 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin, or refuse a connection too many."""
         super().connection_made(transport)
-        self._moved = self.loop.time()
         if not self._door.enter(self):
             most = self._door.bounds.connections
             self._refuse(
@@ -147,6 +158,7 @@ class BoundedProtocol(HttpToolsProtocol):
             )
             self.transport.close()
             return
+        self._moved = self._door.clock
         self._rest(self._door.bounds.head_seconds)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -241,11 +253,13 @@ class BoundedProtocol(HttpToolsProtocol):
     def _unsupported_upgrade_warning(self) -> None:
         """Log nothing: the guard answers."""
 
+    def timeout_keep_alive_handler(self) -> None:
+        """Close nothing: the door does, by its clock."""
+
     # Bounds
 
-    def look(self) -> None:
-        """Close the connection if it is overdue."""
-        now = self.loop.time()
+    def look(self, now: float) -> None:
+        """Close the connection if it was overdue at ``now``, the look before this one."""
         if self._is_stuck(now):
             self._door.on_limit(UNREAD_SECONDS.name)
             self._abandon()
@@ -282,11 +296,11 @@ class BoundedProtocol(HttpToolsProtocol):
         return now - self._moved >= self._door.bounds.unread_seconds
 
     def _rest(self, seconds: float) -> None:
-        self._due = self.loop.time() + seconds
+        self._due = self._door.clock + seconds
         self._door.idle[self] = None
 
     def _begin_drop(self) -> None:
-        self._drop_due = self.loop.time() + self._door.bounds.drop_seconds
+        self._drop_due = self._door.clock + self._door.bounds.drop_seconds
 
     def _drop(self, count: int) -> None:
         self._dropped += count

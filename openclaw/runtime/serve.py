@@ -123,7 +123,6 @@ class GatewayServer(uvicorn.Server):
                 log_level=config.log_level.lower(),
                 access_log=False,
                 timeout_graceful_shutdown=config.grace_seconds,
-                timeout_keep_alive=self._door.bounds.keep_alive_seconds,
                 lifespan="on",
                 ssl_certfile=config.tls_cert,
                 ssl_keyfile=config.tls_key,

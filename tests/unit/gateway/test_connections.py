@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import resource
 import socket
+import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -208,6 +209,29 @@ async def test_a_head_that_does_not_come(serving: Serve, first: bytes) -> None:
     assert served.hits("head_seconds") == (first == HEAD)
     await eventually(lambda: served.connections, 0)
     writer.close()
+
+
+@pytest.mark.parametrize("before", ["nothing", "half a head", "an answer"])
+async def test_a_standstill_of_the_server_costs_no_connection(serving: Serve, before: str) -> None:
+    """It is stopped for longer than any bound, in which a client sends its request, or only after which."""
+    bounds = {"head_seconds": 0.5, "keep_alive_seconds": 0.5, "unread_seconds": 0.5}
+    served = await serving(**bounds)
+    first, rest = {"nothing": (b"", GET), "half a head": (HEAD, b"\r\n"), "an answer": (GET, GET)}[before]
+    clients = [await served.connect(first) for _ in range(2)]
+    await eventually(lambda: served.connections, 2)
+    if before == "an answer":
+        for reader, _ in clients:
+            await reader.readuntil(b"ok")
+    meanwhile, after = clients
+    meanwhile[1].write(rest)
+    time.sleep(1.0)  # the loop stands still, as in a process that is stopped
+    for _ in range(10):
+        await asyncio.sleep(0)
+    after[1].write(rest)
+    for reader, writer in clients:
+        assert (await reader.readuntil(b"ok")).startswith(b"HTTP/1.1 200 ")
+        writer.close()
+    assert served.hits("head_seconds") == 0
 
 
 async def test_bytes_that_are_no_request(serving: Serve) -> None:
