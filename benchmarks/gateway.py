@@ -5,8 +5,8 @@ stand-in engine answers with a token per decode step, the gateway is the real ru
 is a third process. Per number of connections: time to first token (direct, through the gateway, and buffered), added
 latency, throughput ratio, `/healthz` under load. With `--lessons N` only this is measured: what N lessons of a person add to
 the time to the first token, rounds with and without them alternating. With `--costs` only this: the processor time of a request and
-of a token, apart, from replies of two lengths. Without both options: the ceiling without a pace, stalls as long as a weight update's,
-and memory per session held. Exit status 1 when something fails; figures are recorded, not judged.
+of a token, apart, from replies of two lengths. With `--dialects` only this: what each dialect adds to the first token. Without these
+options: the ceiling without a pace, stalls as long as a weight update's, and memory per session held. Exit status 1 when something fails; figures are recorded, not judged.
 
 Other gateways are measured in the same run when they are installed. For LiteLLM: `python -m venv DIR && DIR/bin/python -m pip
 install "litellm[proxy]"`, then `--peer litellm --peer-python DIR/bin/python`.
@@ -38,6 +38,7 @@ from benchmarks.machine import REPOSITORY, describe_machine
 from groundwork.command_line import output_file
 from groundwork.process import ChildProcess, spawn
 from lab.testkit.tiny_random import build_tokenizer
+from openclaw.gateway.dialects import DIALECTS, MESSAGES, RESPONSES, TEXT
 from openclaw.runtime.process import free_port
 
 START_SECONDS = 90.0
@@ -481,6 +482,49 @@ def run_lessons(arguments: argparse.Namespace, folder: Path, stack: ExitStack) -
     return figures
 
 
+def in_dialects(chat: Sequence[dict]) -> dict[str, list[dict]]:
+    """Return a conversation's requests in each dialect, by its path; a text completion has the last question alone."""
+    bodies: dict[str, list[dict]] = {dialect.path: [] for dialect in DIALECTS}
+    for body in chat:
+        model, [system, *messages] = body["model"], body["messages"]
+        bodies[CHAT].append(body)
+        bodies[MESSAGES.path].append({"model": model, "system": system["content"], "messages": messages})
+        bodies[RESPONSES.path].append({"model": model, "instructions": system["content"], "input": messages})
+        bodies[TEXT.path].append({"model": model, "prompt": messages[-1]["content"]})
+    return bodies
+
+
+def run_dialects(arguments: argparse.Namespace, folder: Path, stack: ExitStack) -> dict:
+    """Measure what each dialect adds to the first token; rounds of all dialects and of the direct way alternate."""
+    tokenizer = build_tokenizer()
+    tokenizer.save_pretrained(folder / "tokenizer")
+    seconds, rounds = (3.0, 1) if arguments.quick else (arguments.seconds, arguments.rounds)
+    workload = build_workload(tokenizer, TOKENS)
+    engine = start_engine(workload, STEP_MS, folder)
+    stack.callback(engine.stop)
+    gateway = start_gateway(engine, folder / "tokenizer", folder)
+    stack.callback(gateway.stop)
+    bodies = in_dialects(workload.chat)
+    figures: dict = {"step_ms": STEP_MS, "seconds": seconds, "rounds": rounds, "dialects": []}
+    for path, talk in bodies.items():
+        measure(Spec(gateway.port, path, 4, 1.0, talk, workload.texts), engine)  # warm
+    for count in [16] if arguments.quick else [int(word) for word in arguments.connections.split(",")]:
+        direct, runs = list[Run](), {path: list[Run]() for path in bodies}
+        for _ in range(rounds):
+            direct.append(
+                measure(Spec(engine.port, "/generate", count, seconds, workload.engine, workload.texts), engine)
+            )
+            for path, talk in bodies.items():
+                runs[path].append(
+                    measure(Spec(gateway.port, path, count, seconds, talk, workload.texts), engine, gateway)
+                )
+                time.sleep(IDLE_SECONDS)
+        for path, taken in runs.items():
+            figures["dialects"].append({"connections": count, "path": path, **pooled(taken), **added(taken, direct)})
+            print(json.dumps(figures["dialects"][-1]), flush=True)
+    return figures
+
+
 LONG_REPLY_TOKENS = 512
 
 
@@ -583,15 +627,17 @@ def main() -> None:
     parser.add_argument(
         "--history", type=int, default=40, help="exchanges before a long conversation (default: %(default)s)"
     )
-    parser.add_argument(
+    parts = parser.add_mutually_exclusive_group()
+    parts.add_argument(
         "--lessons",
         type=int,
         choices=range(1, len(LESSONS) + 1),
         help="measure only what so many lessons of a person add to the first token",
     )
-    parser.add_argument(
+    parts.add_argument(
         "--costs", action="store_true", help="measure only the processor time of a request and of a token, apart"
     )
+    parts.add_argument("--dialects", action="store_true", help="measure only what each dialect adds to the first token")
     parser.add_argument("--peer", choices=("litellm",), default=None, help="another gateway to measure in the same run")
     parser.add_argument(
         "--peer-python", default=sys.executable, help="interpreter that has the peer (default: this one)"
@@ -602,7 +648,8 @@ def main() -> None:
     parser.add_argument("--json", required=True, type=output_file, help="file for the figures")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="gateway-") as folder, ExitStack() as stack:
-        work = run_lessons if arguments.lessons else run_costs if arguments.costs else run_all
+        asked = {run_lessons: arguments.lessons, run_costs: arguments.costs, run_dialects: arguments.dialects}
+        work = next((part for part, wanted in asked.items() if wanted), run_all)
         figures = work(arguments, Path(folder), stack)
     arguments.json.parent.mkdir(parents=True, exist_ok=True)
     arguments.json.write_text(json.dumps({"machine": describe_machine(), **figures}, indent=1) + "\n")

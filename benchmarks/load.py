@@ -20,8 +20,9 @@ import orjson
 import uvloop
 
 TURNS = 3
-FIRST_TOKEN = re.compile(rb'"content": ?"[^"]|"output_ids": ?\[\d')
-NAME = re.compile(rb'"id": ?"([^"]+)"')
+FIRST_TOKEN = re.compile(rb'"(?:content|text|delta)": ?"[^"]|"output_ids": ?\[\d')
+NAME = re.compile(rb'x-request-id: ?(\S+)|"id": ?"([^"]+)"')
+"""Of a request at the engine: the gateway's is in a header, whatever the reply's id is in its dialect."""
 HEALTH_SECONDS = 0.025
 
 
@@ -31,7 +32,7 @@ class Spec:
 
     Attributes:
         port: of the server on this machine.
-        path: ``/generate`` or ``/v1/chat/completions``.
+        path: ``/generate``, or of one of the gateway's dialects.
         connections: how many at a time.
         seconds: after this long no new request begins.
         bodies: JSON objects of the turns of a conversation, in order. The assistant messages that are null are filled
@@ -112,7 +113,8 @@ class Exchange(asyncio.Protocol):
             self._waiter.set_exception(ConnectionError(f"answered {self._head[:300]!r}"))
             return
         name = NAME.search(self._head)
-        self._waiter.set_result((name.group(1).decode() if name else "", self._start, self._first or end, end))
+        found = (name.group(1) or name.group(2)).decode() if name else ""
+        self._waiter.set_result((found, self._start, self._first or end, end))
 
 
 async def connect(port: int) -> Exchange:
@@ -131,11 +133,11 @@ def fill(spec: Spec, body: dict, tokens: int, answers: list[str], name: str) -> 
     if "input_ids" in body:
         sampling = {**body["sampling_params"], "max_new_tokens": tokens}
         return {**body, "sampling_params": sampling, "stream": spec.stream, "rid": name}
-    said = iter(answers)
-    messages = [
-        {**message, "content": next(said)} if message["content"] is None else message for message in body["messages"]
-    ]
-    return {**body, "messages": messages, "max_tokens": tokens, "stream": spec.stream}
+    bound = {"max_output_tokens" if "input" in body else "max_tokens": tokens}
+    said, filled = iter(answers), dict[str, list[dict]]()
+    for key in {"messages", "input"} & body.keys():
+        filled[key] = [{**each, "content": next(said)} if each["content"] is None else each for each in body[key]]
+    return {**body, **filled, **bound, "stream": spec.stream}
 
 
 def http(path: str, body: bytes, session: str) -> bytes:
