@@ -24,6 +24,8 @@ from slime.backends.trainer.probing import Continuation, Rounds
 from slime.logprobs.response_rows import ResponseRows
 from tests.helpers.arguments import refusal
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 PACKS = ([13, 5, 22], [4, 9], [30, 2, 2, 7])
 

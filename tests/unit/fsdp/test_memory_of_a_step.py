@@ -31,6 +31,8 @@ from slime.backends.fsdp_utils.one_rank import compute_in
 from slime.backends.trainer.micro_batch import MicroBatch, build
 from slime.logprobs import response_rows
 
+pytestmark = pytest.mark.slow
+
 RANKS, TOKENS, CHUNK = 4, 2048, 128
 SHAPE = Shape(
     layers=2, hidden=256, ffn=1024, heads=4, kv_heads=2, head_dim=64, vocab=8192, tied=True, full_layers=2, qk_norm=True

@@ -15,6 +15,8 @@ import torch
 from slime.backends.sglang_utils.cpu_adapters import OPERATIONS, into_rank, out_of_rank
 from slime.backends.sglang_utils.server import engine_environment
 
+pytestmark = pytest.mark.slow
+
 HIDDEN, RANK, ADAPTERS = 24, 4, 5
 ROWS = ([1] * 6, [0, 3, 1, 0, 7, 2], [40])
 
