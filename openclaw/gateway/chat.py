@@ -267,6 +267,8 @@ class ChatService:
                 stated_kind=conversation.kind,
                 done=conversation.done,
                 history=conversation.history,
+                tools=request.offers_tools,
+                structured=request.response_schema is not None,
                 streamed=bool(request.stream),
             )
             return Opening([self._capture(prompt, index) for index in range(request.choices)], begin)

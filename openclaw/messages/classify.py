@@ -10,9 +10,9 @@ one row per client and kind. A row names what must all hold; a request that fits
 keep a user's words out of training, so each asks for a sentence that only the client writes, and for the tools that it
 offers there. A sub-agent of Hermes cannot be told from Hermes itself and stays a main turn.
 
-`own_request` knows calls of other clients by their shape: requests for something about the conversation itself, at the end
-of the user's history. A user may say the same, so it excludes nothing: `openclaw.sessions.earlier_turns` waits until the
-conversation goes on from the reply. A missed request is set right by the next words of the user, so the word lists need
+`own_request` knows calls of other clients by their shape: requests for something about the conversation itself, or an
+instruction without tools, at the end of the user's history. A user may say the same, so it excludes nothing:
+`openclaw.sessions.earlier_turns` waits until the conversation goes on from the reply. A missed request is set right by the next words of the user, so the word lists need
 not be complete. It looks at the first `LOOKED_AT` characters.
 """
 
@@ -27,6 +27,8 @@ from groundwork.chat_messages import Message
 from openclaw.messages.text import content_text
 
 LOOKED_AT = 400
+LABEL = r"(?-i:\[?[A-Z][A-Z ]{3,40}:)"
+"""A word in capitals and a colon, before an instruction to a model."""
 BEFORE_THE_VERB = (
     *(
         "please",
@@ -42,7 +44,7 @@ BEFORE_THE_VERB = (
         "your task is to",
     ),
     *("i want you to", "i would like you to", "i'd like you to", "ignore (?:all )?previous instructions", r"#+ task:?"),
-    *(r"\[?pause your roleplay", r"based on [^.:]{1,80}?,", r"in [\w -]{1,24}?words?(?: or (?:less|fewer))?,?"),
+    *(LABEL, r"\[?pause your roleplay", r"based on [^.:]{1,80}?,", r"in [\w -]{1,24}?words?(?: or (?:less|fewer))?,?"),
 )
 VERBS = (
     *(
@@ -176,6 +178,7 @@ IN_ITSELF = _any(
     (
         r"follow[- ]?ups?",
         "(?:suggested|related) (?:questions|prompts|replies)",
+        "what the user (?:might|may|would|could|will)",
         r"(?:words?|characters?),? (?:chat )?title",
     )
 )
@@ -184,13 +187,15 @@ NOUN = re.compile(
     rf"(?:the |a )?(?:short |brief |concise )?(?:{'|'.join(WANTED)}) (?:for|of) (?:this|our|the) (?:{'|'.join(CONVERSATION)})\b",
     re.IGNORECASE,
 )
+WITHOUT_TOOLS = re.compile(LABEL + r"[^\n]{0,200}?\b(?i:do not|don't|never) (?i:call|use) any tools?\b")
+"""With which a client keeps its own request from being taken for work."""
 OTHER_ABOUT, OTHER_OF_WHAT = _any(OTHER_WANTED, whole=False), _any(OTHER_CONVERSATION, whole=False)
 
 
 def own_request(words: str) -> bool:
     """Return whether a user message reads like a client's own request about the conversation, such as a title."""
     text = " ".join(words[:LOOKED_AT].split())
-    if NOUN.match(text) or (OTHER_ABOUT.search(text) and OTHER_OF_WHAT.search(text)):
+    if NOUN.match(text) or WITHOUT_TOOLS.match(text) or (OTHER_ABOUT.search(text) and OTHER_OF_WHAT.search(text)):
         return True
     start = 0
     while before := BEFORE.match(text, start):

@@ -1,7 +1,7 @@
 """Sessions: the conversation of a request, its turn type, and what it says about earlier turns.
 
 `table` is the bounded memory, `earlier_turns` finds the turns that a request carries back and commits what it says of
-them, and `follow` combines them over the ledger.
+them, `manner` tells a client's own words from a user's, and `follow` combines them over the ledger.
 
 Guarantees: a next state is committed before the reply to it begins. May import ledger and messages.
 """

@@ -17,6 +17,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import takewhile
 from typing import Literal
 
 from groundwork.chat_messages import Message
@@ -25,6 +26,8 @@ from openclaw.ledger.group_commit import GroupCommit
 from openclaw.ledger.turns import Turns
 from openclaw.messages.classify import answers_to_own_texts, following, reads_like_own_request
 from openclaw.messages.fingerprint import CarriedReply, History, messages_digest
+from openclaw.owners import owner_of
+from openclaw.sessions.manner import Manner, PassedOver
 from openclaw.sessions.table import Node, Session, Table
 
 RelationKind = Literal["new", "next_state", "replaced", "held", "regeneration", "retry", "branch"]
@@ -53,7 +56,7 @@ class Relation:
 
     Attributes:
         kind: ``next_state``: it gives one; ``replaced``: it gives another one than before; ``held``: it may be the
-            client's own, so it gives one only if the conversation goes on from its reply; ``regeneration``: it asks again
+            client's own, so its words are one only if the conversation goes on from its reply; ``regeneration``: it asks again
             for an answered request; ``retry``: it repeats a failed request; ``branch``: it continues a reply in another
             way than the conversation that went on; ``new``: none of these.
         due: the turns that get their next state, latest first.
@@ -125,9 +128,22 @@ def last_main(found: dict[int, Node]) -> int:
     return max((position for position, node in found.items() if node.kind == "main"), default=-1)
 
 
-def relate(
-    messages: Sequence[Message], history: History, nodes: Sequence[Node], *, retry: bool, streamed: bool = True
-) -> Relation:
+@dataclass(frozen=True)
+class Asking:
+    """How a main request asks.
+
+    Attributes:
+        manner: what else it says besides its words.
+        passed_over: the words that conversations went on without.
+        retry: whether the client declares a retry.
+    """
+
+    manner: Manner
+    passed_over: PassedOver
+    retry: bool = False
+
+
+def relate(messages: Sequence[Message], history: History, nodes: Sequence[Node], asking: Asking) -> Relation:
     """Return what a main request means for its session's turns.
 
     The next state of a reply is what followed it in the conversation that went on, the last one of several. Until one went
@@ -137,14 +153,13 @@ def relate(
         messages: of the request.
         history: their digests.
         nodes: the session's turns, oldest first.
-        retry: whether the client declares a retry.
-        streamed: whether it asks for a stream. One that got a stream and asks for the same without one could not read it.
+        asking: how it asks. A client that got a stream and asks for the same without one could not read it.
     """
     result = recognise(history, nodes)
     rewritten = _rewritten(messages, history, nodes, result)
     if rewritten is not None:
         result[rewritten[0].position] = rewritten[1]
-    relation = _what_followed(messages, history, nodes, result)
+    relation = _what_followed(messages, history, nodes, result, asking)
     if relation.due:
         return replace(relation, kind="next_state", rewritten=rewritten is not None)
     siblings = [
@@ -155,12 +170,30 @@ def relate(
         and node.system == history.system
         and node.answers(history.asked)
     ]
-    if siblings and (retry or not siblings[-1].delivered or (siblings[-1].streamed and not streamed)):
+    if siblings and (asking.retry or not siblings[-1].delivered or _asks_without_stream(siblings[-1], asking)):
         return replace(relation, kind="retry")
     if siblings:
         waiting = [node for node in siblings if node.waiting and not node.regenerated]
         return replace(relation, kind="regeneration", regenerated=waiting)
     return replace(relation, unlike=relation.kind == "new" and _is_unlike(messages, history, nodes, result))
+
+
+def _asks_without_stream(node: Node, asking: Asking) -> bool:
+    return node.manner is not None and node.manner.streamed and not asking.manner.streamed
+
+
+def relate_own(messages: Sequence[Message], history: History, nodes: Sequence[Node]) -> Relation:
+    """Return what a client's own request means for its session's turns: the results of tools before its words.
+
+    A client that compacts in the middle of a task sends the results of the last calls nowhere else.
+    """
+    found = recognise(history, nodes)
+    carried = next(iter(history.replies), None)
+    node = found.get(carried.position) if carried else None
+    if carried is None or node is None or node.kind != "main":
+        return Relation("new")
+    link = _results(Due(node, following(messages, carried.position).messages, history.asked, went_on=False), carried)
+    return Relation("next_state", [link]) if link is not None and node.waiting else Relation("new")
 
 
 def last_reply(messages: Sequence[Message], history: History, nodes: Sequence[Node]) -> Node | None:
@@ -177,7 +210,7 @@ def last_reply(messages: Sequence[Message], history: History, nodes: Sequence[No
 
 
 def _what_followed(
-    messages: Sequence[Message], history: History, nodes: Sequence[Node], found: dict[int, Node]
+    messages: Sequence[Message], history: History, nodes: Sequence[Node], found: dict[int, Node], asking: Asking
 ) -> Relation:
     """Return what the request says about the recognised turns; ``kind`` is that of the last one's continuation."""
     side_replies = {position for position, node in found.items() if node.kind == "side"}
@@ -196,7 +229,9 @@ def _what_followed(
             continue
         if after.end is None:
             link = Due(node, after.messages, history.asked, went_on=False)
-            kind = _open_kind(link)
+            kind = _open_kind(link, history.owner, asking)
+            if kind == "held" and node.waiting and (results := _results(link, carried)):
+                link, kind = results, "next_state"
             relation = replace(relation, kind=kind)
         else:
             link = Due(node, after.messages, carried_at[after.end].before, went_on=True)
@@ -211,16 +246,36 @@ def _what_followed(
     return relation
 
 
-def _open_kind(link: Due) -> RelationKind:
+def _open_kind(link: Due, owner: str, asking: Asking) -> RelationKind:
     """Return what the end of a request means for the last reply before it."""
     node = link.node
     if not node.waiting and (link.followed_by == node.followed_by or _same(link)):
         return "retry"
-    if reads_like_own_request(link.following):
+    if _may_be_own(link, owner, asking):
         return "held"
     if node.waiting:
         return "next_state"
     return "branch" if node.went_on else "replaced"
+
+
+def _may_be_own(link: Due, owner: str, asking: Asking) -> bool:
+    """Return whether the words at the end of a request may be the client's own."""
+    if link.following[-1].get("role") != "user":
+        return False
+    usual = link.node.manner
+    return (
+        reads_like_own_request(link.following)
+        or (usual is not None and asking.manner.departs_from(usual))
+        or asking.passed_over.has(owner, messages_digest(link.following), link.following)
+    )
+
+
+def _results(link: Due, carried: CarriedReply) -> Due | None:
+    """Return a link with only the results of tools that stand before a user's words, or None without both."""
+    results = list(takewhile(lambda message: message.get("role") == "tool", link.following))
+    if not results or len(results) == len(link.following):
+        return None
+    return Due(link.node, results, messages_digest(results, carried.conversation), went_on=False)
 
 
 def _ended_kind(link: Due, reply: CarriedReply, turn: Node | None) -> RelationKind:
@@ -316,6 +371,7 @@ class Consequences:
         on_event: Callable[[str], None],
         on_pending: Callable[[], None],
     ) -> None:
+        self.passed_over = PassedOver()
         self._table = table
         self._turns = turns
         self._call = commits.call
@@ -334,6 +390,7 @@ class Consequences:
             self._on_event(relation.kind)
         if relation.unlike:
             self._on_event("unlike")
+        self._remember_words(owner_of(session.id), relation)
         steps = [self._give(session, due, self._record_next_state) for due in relation.due]
         steps += [self._give(session, due, self._replace_next_state) for due in relation.replaced]
         for node in relation.went_on:
@@ -342,6 +399,17 @@ class Consequences:
         if steps:
             return await asyncio.shield(asyncio.ensure_future(self._commit(session, relation, steps)))
         return None
+
+    def _remember_words(self, owner: str, relation: Relation) -> None:
+        """Remember what a conversation went on without, and forget what one went on from; before turns are claimed."""
+        for due in relation.replaced:
+            if due.node.next_state:
+                self.passed_over.add(owner, due.node.next_state)
+        for due in relation.due + relation.replaced:
+            if due.went_on:
+                self.passed_over.discard(owner, messages_digest(due.following))
+        for node in relation.went_on:
+            self.passed_over.discard(owner, node.next_state)
 
     def _give(self, session: Session, due: Due, commit: Callable[[Due], Awaitable[bool]]) -> Step:
         """Claim a turn in memory; return the step that commits its next state."""

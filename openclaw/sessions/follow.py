@@ -33,14 +33,16 @@ from openclaw.messages.fingerprint import CarriedReply, History, read_history
 from openclaw.owners import LOCAL, logged_name, owner_of, root, stored_id
 from openclaw.privacy.secret_finder import kept_id
 from openclaw.sessions.earlier_turns import (
+    Asking,
     Consequences,
     RegeneratedPolicy,
-    Relation,
     RelationKind,
     last_reply,
     relate,
+    relate_own,
     unrecognised,
 )
+from openclaw.sessions.manner import Manner, manner_of
 from openclaw.sessions.table import (
     NODES_PER_SESSION,
     PLAIN_PREFIX,
@@ -250,7 +252,7 @@ class TurnContext:
         unlike: whether it carries another reply where one of ours waits, see `Relation.unlike`.
         next_state_of: the turn that got its next state from this request, or None.
         history: the digests of its messages.
-        streamed: whether the client asked for a stream.
+        manner: how the request asks, besides its words.
     """
 
     session_id: str
@@ -261,7 +263,7 @@ class TurnContext:
     history: History = field(repr=False)
     next_state_of: str | None = None
     unlike: bool = False
-    streamed: bool = False
+    manner: Manner = field(default_factory=Manner)
 
 
 @dataclass(frozen=True)
@@ -363,14 +365,15 @@ class Sessions:
         stated_kind: TurnKind | None = None,
         done: bool = False,
         tools: bool = False,
-        history: History | None = None,
+        structured: bool = False,
         streamed: bool = False,
+        history: History | None = None,
     ) -> TurnContext:
         """Find the session of a request of ``owner``, and commit the next states that it carries.
 
         The session stays in memory until `finish` or `abandon` is called with the returned context. ``history`` has the
-        digests of the messages, if the caller already knows them. ``tools`` says whether the request
-        offers any; known clients offer none in some calls of their own. ``streamed`` says whether it asks for a stream.
+        digests of the messages, if the caller already knows them. ``tools``, ``structured`` and ``streamed`` say whether the
+        request offers tools, wants JSON and asks for a stream, see `Manner`.
         """
         kind: TurnKind = stated_kind or ("side" if side_kind(messages, Asked(tools, headers)) else "main")
         identity = stated_identity(headers, body_session_id, messages, owner)
@@ -378,15 +381,18 @@ class Sessions:
         session = await self._find(identity, history)
         try:
             self._table.touch(session, self._clock())
-            relation = Relation("new")
+            manner = manner_of(messages, tools=tools, structured=structured, streamed=streamed)
             if kind == "main":
-                relation = relate(messages, history, session.nodes, retry=is_retry(headers), streamed=streamed)
+                asking = Asking(manner, self._consequences.passed_over, is_retry(headers))
+                relation = relate(messages, history, session.nodes, asking)
+            else:
+                relation = relate_own(messages, history, session.nodes)
             given = await self._consequences.carry_out(session, relation)
         except BaseException:
             self._release(session)
             raise
         unlike = relation.unlike
-        return TurnContext(session.id, kind, identity.origin, done, relation.kind, history, given, unlike, streamed)
+        return TurnContext(session.id, kind, identity.origin, done, relation.kind, history, given, unlike, manner)
 
     async def place(
         self, headers: Mapping[str, str], messages: Sequence[Message], *, owner: str, body_session_id: str | None = None
@@ -445,7 +451,7 @@ class Sessions:
             return replace(turn, conversation=None)
         if recorded.state == "excluded":
             node.state = "excluded"
-        node.delivered, node.streamed = turn.id not in session.undelivered, context.streamed
+        node.delivered, node.manner = turn.id not in session.undelivered, context.manner
         session.undelivered.discard(turn.id)
         self._table.remember(session, node)
         return recorded

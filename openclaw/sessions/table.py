@@ -27,6 +27,7 @@ from openclaw.messages.fingerprint import (
     trace_digest,
 )
 from openclaw.owners import owner_of, split_id
+from openclaw.sessions.manner import Manner
 
 NodeState = Literal["waiting", "followed", "excluded"]
 OPEN_STATES = ("waiting", "ended")
@@ -51,7 +52,7 @@ class Node:
         went_on: whether the conversation went on from the reply to the next state.
         calls: whether the reply calls tools, so that the ids of its calls name it.
         exact: hash of the reply's content as it stands, see `openclaw.messages.fingerprint.exact_hash`.
-        streamed: whether the client asked for a stream; False for a turn loaded from the ledger.
+        manner: how its request asked; None for a turn loaded from the ledger.
     """
 
     turn_id: str
@@ -68,7 +69,7 @@ class Node:
     went_on: bool = False
     calls: bool = False
     exact: int = 0
-    streamed: bool = False
+    manner: Manner | None = None
 
     @property
     def waiting(self) -> bool:

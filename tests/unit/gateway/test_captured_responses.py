@@ -60,6 +60,8 @@ FOLLOWS = {
     "responses-noenc-3": "responses-noenc-2",
 }
 """Whose reply a request reacts to. After a compaction a conversation begins anew."""
+RESULTS = {"autocompact-2": "autocompact-1", "autocompact-4": "autocompact-3", "autocompact-6": "autocompact-5"}
+"""Whose call a compaction brings the result of, which comes nowhere else."""
 REPLY = ("reasoning", "function_call", "custom_tool_call")
 Row = dict[str, Any]
 
@@ -189,7 +191,7 @@ async def test_every_turn_is_what_a_person_marked(start: Starter) -> None:
             turns[row["step"]] = stack.turns()[-1]
     recorded = {turn.id: turn for turn in stack.turns()}
     turns = {step: recorded[turn.id] for step, turn in turns.items()}
-    followed = {before: step for step, before in FOLLOWS.items()}
+    followed = {before: step for step, before in (FOLLOWS | RESULTS).items()}
     for step, turn in turns.items():
         assert turn.kind == ("side" if step in SIDE else "main"), step
         if step in FOLLOWS:
@@ -200,6 +202,10 @@ async def test_every_turn_is_what_a_person_marked(start: Starter) -> None:
             assert carried.get("id", before.id) == before.id
             assert turn.messages[: len(before.messages)] == before.messages, step
             assert before.next_state == turn.messages[len(before.messages) + 1 :], step
+        if step in RESULTS:
+            before = turns[RESULTS[step]]
+            (result,) = turn.messages[len(before.messages) + 1 : -1]
+            assert (before.next_state, result["role"]) == ([result], "tool"), step
         if step not in followed and step not in ("slow-1", "r503-1"):
             assert turn.next_state is None, step
     one_thread = {turns[f"autocompact-{number}"].session_id for number in range(1, 8)}

@@ -19,7 +19,8 @@ from openclaw.gateway.errors import ApiError
 from openclaw.gateway.schema import parse_request
 from openclaw.messages import classify
 from openclaw.messages.fingerprint import read_history
-from openclaw.sessions.earlier_turns import last_reply, relate
+from openclaw.sessions.earlier_turns import Asking, last_reply, relate
+from openclaw.sessions.manner import Manner, PassedOver
 from openclaw.sessions.table import Node
 from tests.unit.gateway.conftest import CONTEXT_LENGTH, PATIENCE, Stack, Starter
 
@@ -249,6 +250,6 @@ def test_each_message_is_looked_at_a_few_times_only(monkeypatch: pytest.MonkeyPa
     history, waiting = read_history(messages), Node("a", "main", "waiting", b"c", b"r", b"")
     is_internal = classify.is_internal
     monkeypatch.setattr(classify, "is_internal", looked_at)
-    relate(messages, history, [waiting], retry=False)
+    relate(messages, history, [waiting], Asking(Manner(), PassedOver()))
     last_reply(messages, history, [waiting])
     assert 0 < looks <= 4 * len(messages)

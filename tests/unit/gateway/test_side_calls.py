@@ -84,3 +84,21 @@ async def test_without_a_list_the_reaction_is_what_the_conversation_goes_on_with
         await turn([*history, asking], "run it", tools=call["tools"])
         assert world.next_state(second) == more[-1:]
     assert world.next_state(first) == gone_on[-1:]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [call for call in CALLS if call["kind"] in ("suggestion", "compaction", "title", "memory")],
+    ids=lambda call: f"{call['client']}-{call['step']}",
+)
+async def test_without_a_list_what_a_client_asks_at_the_end_is_no_reaction(
+    world: World, monkeypatch: pytest.MonkeyPatch, call: dict[str, Any]
+) -> None:
+    """The conversation ends after the client's own request, so nothing else ever follows the reply."""
+    monkeypatch.setattr(classify, "RULES", ())
+    usual = next(other for other in CALLS if other["client"] == call["client"] and other["kind"] is None)
+    history = [usual["messages"][0], user("list the files"), assistant("a.py")]
+    _, turn = await world.turn(history[:2], history[2], session="here", tools=usual["tools"], streamed=True)
+    asking = [call["messages"][0], *history[1:], call["messages"][-1]]
+    await world.turn(asking, assistant("run it"), session="here", tools=call["tools"], streamed=True)
+    assert world.next_state(turn) is None
