@@ -1,7 +1,8 @@
 """Bounds on what requests take: bytes and time of their bodies, requests and tokens per key, places in the event loop.
 
 `Bodies` reads a body before its request counts as under way. It has at most ``OPENCLAW_MAX_BODY_BYTES`` and is JSON by its
-``Content-Type``, which a page of another origin cannot send without asking first. One that stalls or trickles gets 408.
+``Content-Type``, which a page of another origin cannot send without asking first. One that stalls or trickles gets 408; time in
+which the process itself stood still does not count.
 The bodies that no handler has taken yet have together `BODY_MEMORY` bytes. When they reach it, the keys with the largest
 share get 503, and one slow key cannot fill the memory for the others.
 
@@ -168,6 +169,8 @@ SCOPE_NAME = "openclaw.body"
 JSON = "application/json"
 BYTES_A_SECOND = 16384.0
 """Of `BODY_SECONDS`: each arrived 16 KiB give a slow client one more second."""
+STANDSTILL_SECONDS = 1.0
+"""A timer that is so late says that the process was stopped or starved, which is not the client's fault."""
 
 
 @dataclass
@@ -247,24 +250,31 @@ class Bodies:
     async def _receive(self, held: Held, receive: Receive) -> None:
         loop = asyncio.get_running_loop()
         begun = moved = loop.time()
-        try:
-            async with asyncio.timeout(self._stall_seconds) as patience:
-                while True:
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
-                        raise ClientGoneError
-                    part = message.get("body", b"")
-                    if part:
-                        self._add(held, part)
-                    if not message.get("more_body", False):
-                        return
-                    if part:
-                        moved = loop.time()
-                        whole = begun + self._seconds + held.size / BYTES_A_SECOND
-                        patience.reschedule(min(moved + self._stall_seconds, whole))
-        except TimeoutError as error:
-            stalled = loop.time() - moved >= self._stall_seconds
-            raise self._too_slow(BODY_STALL_SECONDS if stalled else BODY_SECONDS) from error
+        due = moved + self._stall_seconds
+        while True:
+            try:
+                async with asyncio.timeout_at(due) as patience:
+                    while True:
+                        message = await receive()
+                        if message["type"] == "http.disconnect":
+                            raise ClientGoneError
+                        part = message.get("body", b"")
+                        if part:
+                            self._add(held, part)
+                        if not message.get("more_body", False):
+                            return
+                        if part:
+                            moved = loop.time()
+                            whole = begun + self._seconds + held.size / BYTES_A_SECOND
+                            due = min(moved + self._stall_seconds, whole)
+                            patience.reschedule(due)
+            except TimeoutError as error:
+                now = loop.time()
+                if now - due < STANDSTILL_SECONDS:
+                    stalled = now - moved >= self._stall_seconds
+                    raise self._too_slow(BODY_STALL_SECONDS if stalled else BODY_SECONDS) from error
+                begun, moved = begun + now - due, moved + now - due
+                due = now + STANDSTILL_SECONDS  # time to read what came meanwhile
 
     def _add(self, held: Held, part: bytes) -> None:
         if held.size + len(part) > self._most_bytes:

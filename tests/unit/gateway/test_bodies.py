@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,7 +17,7 @@ from starlette.datastructures import Headers
 from lab.testkit.waiting import eventually
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.gateway.errors import ApiError, ClientGoneError, answer
-from openclaw.gateway.limits import Bodies, RateLimitError, RateLimits, take_body
+from openclaw.gateway.limits import STANDSTILL_SECONDS, Bodies, RateLimitError, RateLimits, take_body
 from tests.unit.gateway.conftest import Stack, Starter
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello?"}]}
@@ -70,6 +71,26 @@ async def test_a_body_that_stalls(parts: list[bytes]) -> None:
     error = await refused(Bodies(100, stall_seconds=0.05), Upload(parts))
     assert (error.status, error.limit) == (408, "body_stall_seconds")
     assert answer(error, {"path": "/"}).headers["connection"] == "close"
+
+
+@pytest.mark.parametrize("bounds", [{"stall_seconds": 0.2}, {"seconds": 0.2}])
+async def test_a_standstill_of_the_server_is_not_the_clients(bounds: dict[str, float]) -> None:
+    """The rest of a body comes while the process is stopped for longer than any bound."""
+    bodies, came = Bodies(100, **bounds), asyncio.Event()
+    upload = Upload([b"a"], last=True)
+
+    async def receive() -> dict[str, Any]:
+        if upload.parts:
+            return {"type": "http.request", "body": upload.parts.pop(), "more_body": True}
+        await came.wait()
+        return {"type": "http.request", "body": b"b", "more_body": False}
+
+    reading = asyncio.create_task(bodies.read(upload.scope, HEADERS, receive, "a"))
+    await eventually(lambda: bodies.held, 1)
+    time.sleep(STANDSTILL_SECONDS + 0.3)  # the loop stands still, as in a process that is stopped
+    asyncio.get_running_loop().call_later(0.1, came.set)  # read after the timers that are due
+    await reading
+    assert take_body(upload.scope) == b"ab"
 
 
 async def test_a_body_that_trickles() -> None:
