@@ -257,6 +257,30 @@ def test_the_least_recently_used_idle_version_leaves_and_comes_back(tmp_path: Pa
     run(test, tmp_path, most=3)
 
 
+def test_a_persons_newest_version_lets_the_idle_ones_before_it_go(tmp_path: Path) -> None:
+    first, other = (version_on_disk(tmp_path, 1, person) for person in ("anna", "bert"))
+
+    async def test(world: World) -> None:
+        await world.use(BERT)
+        used = await world.shelf.take(ANNA)
+        second = version_on_disk(tmp_path, 2, "anna", accepted=False)
+        await world.use(second)
+        assert world.shelf.held == [other, first, second], "a candidate replaces nothing"
+        people.publish(tmp_path, second)
+        third = version_on_disk(tmp_path, 3, "anna")
+        assert (await world.use(ANNA)).name == third
+        assert world.shelf.held == [other, first, third], "a reply is still being written by the first"
+        world.shelf.give_back(used.name or "")
+        for number in range(4, 9):
+            newest = version_on_disk(tmp_path, number, "anna")
+            world.manager.keeps = {third} if number == 4 else set()
+            assert (await world.use(ANNA)).name == newest
+        assert world.shelf.held == [other, newest]
+        assert world.manager.loaded.keys() == set(world.shelf.held)
+
+    run(test, tmp_path)
+
+
 def test_a_version_in_use_never_leaves_and_a_request_waits_for_a_place(tmp_path: Path) -> None:
     names = [version_on_disk(tmp_path, 1, person) for person in ("anna", "bert", "carl")]
 

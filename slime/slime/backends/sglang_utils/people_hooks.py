@@ -10,7 +10,8 @@ of a version, or `slime.weight_sync.BASE`. One without ``lora_path`` is refused.
   leaves while requests are held. A request that finds all in use waits.
 * If a person's version cannot be loaded, the newest older accepted one answers and says so (`FALLBACK`). Without any, the
   request fails with status 503. Nobody else's version answers, and the base only who asks for it or has no version.
-* What was forgotten is let go at the next load.
+* When a person's newest accepted version is loaded, the idle ones that it replaces are let go, so what an engine holds grows with
+  the people who talk, not with their updates. What was forgotten is let go at the next load.
 * A version that the engine does not let go of stays and keeps its place; it is tried again at the next load.
 
 Adapters are read here and go to the model's ranks through memory. SGLang's own way from a folder reads every
@@ -215,6 +216,7 @@ class Shelf:
             raise
         self._failures.pop(name, None)
         self._held[name] = digest
+        await self._let_go_of_replaced(name)
 
     async def _give_to_engine(self, name: str, config: dict[str, Any], message: bytes) -> None:
         from sglang.srt.managers.io_struct import LoadLoRAAdapterFromTensorsReqInput
@@ -248,6 +250,15 @@ class Shelf:
             deleted = name not in accepted and not folder_of(self._people, name).is_dir()
             if deleted and not self._manager.is_pause and not self.in_use(name):
                 await self._let_go(name)
+
+    async def _let_go_of_replaced(self, name: str) -> None:
+        """Let go of the idle versions before ``name``, if it serves its person now; who still asks for one has it loaded again."""
+        versions = self._book.versions(mark_in(name) or "")
+        if not versions or versions[0].name != name:
+            return
+        for version in versions[1:]:
+            if version.name in self._held and not self._manager.is_pause and not self.in_use(version.name):
+                await self._let_go(version.name)
 
     async def _let_go(self, name: str) -> str | None:
         """Unload a version; return why the engine does not, None if it did."""
