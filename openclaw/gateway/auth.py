@@ -54,7 +54,11 @@ class Client:
 
     def reaches(self, stored: str) -> bool:
         """Return whether the client may act on a session, given its stored id."""
-        return self.admin or owns(self.owner, split_id(stored)[0])
+        return self.admin or self.has(stored)
+
+    def has(self, stored: str) -> bool:
+        """Return whether a session belongs to the client or its children; an admin reaches the others, but has none of them."""
+        return owns(self.owner, split_id(stored)[0])
 
     def meant(self, session_id: str) -> Sequence[str]:
         """Return the stored ids that a session id in a route may mean: the client's own session first.

@@ -139,7 +139,8 @@ class Step:
 class Capture:
     """Collects choice number ``index`` of the reply to ``prompt``.
 
-    ``entries`` is set if the client asked for logprobs. ``unsaid`` holds end tokens that give no text.
+    ``entries`` is set if the client asked for logprobs. ``unsaid`` holds end tokens that give no text. ``stored`` says
+    whether the client may ask for the reply again; only its recording shows a secret.
     """
 
     prompt: Prompt
@@ -159,6 +160,7 @@ class Capture:
     content_logprobs: list[dict[str, Any]] = field(default_factory=list)
     topk: TopK = field(default_factory=lambda: TopK([], []))
     fallback: str | None = None
+    stored: bool = True
 
     @property
     def id(self) -> str:

@@ -37,7 +37,7 @@ from openclaw.gateway.auth import Client
 from openclaw.gateway.capture import Capture, LogprobEntries, Prompt
 from openclaw.gateway.commands import CommandDesk
 from openclaw.gateway.dialects import CHAT, Dialect
-from openclaw.gateway.dialects.dialect import Question, unslim
+from openclaw.gateway.dialects.dialect import Form, Question, unslim
 from openclaw.gateway.dialects.text_completions import check_prompt_ids
 from openclaw.gateway.episodes import EpisodeDesk
 from openclaw.gateway.errors import (
@@ -600,7 +600,7 @@ class Completions:
                 response = await self._answer(Request(scope, receive), until_sent)
             except ApiError as error:
                 count(metrics, error.status)
-                response = answer(error, scope)
+                response = told(self._dialect.form(), error) if error.streamed else answer(error, scope)
             except ClientGoneError:
                 count(metrics, CLIENT_GONE)
                 response = Response(status_code=CLIENT_GONE)
@@ -632,6 +632,11 @@ class Completions:
             async with Connected(request.receive):
                 result = await reply.whole()
         return json_response(result, reply.headers)
+
+
+def told(form: Form, error: ApiError) -> Response:
+    """Return a stream that only tells an error."""
+    return Response(form.failure(error), media_type=EventStream.media_type)
 
 
 async def _stream(service: ChatService, request: Request, reply: Reply) -> EventStream:

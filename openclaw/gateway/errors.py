@@ -66,6 +66,7 @@ class ApiError(OpenClawError):
         retry_after: int | None = None,
         limit: str | None = None,
         excess: Sequence[int] | None = None,
+        streamed: bool = False,
     ) -> None:
         """Create the answer.
 
@@ -78,6 +79,7 @@ class ApiError(OpenClawError):
             retry_after: seconds after which the client may retry; a 503 has 1.
             limit: name of the bound that the request reached (`openclaw.config.bounds`), or None.
             excess: of a prompt that the context cannot hold, its tokens and those of the context.
+            streamed: whether the client asked for a stream, and understands the error there alone.
         """
         super().__init__(message)
         self.status = status
@@ -86,6 +88,7 @@ class ApiError(OpenClawError):
         self.param = param
         self.limit = limit
         self.excess = None if excess is None else (excess[0], excess[1])
+        self.streamed = streamed
         self.retry_after = retry_after or (1 if status == 503 else None)
         self.kind = kind or _KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
 

@@ -173,10 +173,8 @@ def _answer(source: BinaryIO, length: int) -> bytes:
     try:
         return SLIM + slim(dialect.read(body, context_length))
     except ApiError as error:
-        fields = {
-            name: getattr(error, name) for name in ("status", "message", "code", "param", "kind", "limit", "excess")
-        }
-        return REFUSED + orjson.dumps(fields)
+        names = ("status", "message", "code", "param", "kind", "limit", "excess", "streamed")
+        return REFUSED + orjson.dumps({name: getattr(error, name) for name in names})
 
 
 if __name__ == "__main__":

@@ -157,7 +157,8 @@ class Replies:
             turns[0] = replace(turns[0], kept=kept)
             if aborted:
                 turns = [replace(turn, finish_reason="abort") for turn in turns]
-            await self._record(context, turns)
+            recorded = await self._record(context, turns)
+            captures[0].stored = recorded.kept is not None and recorded.conversation is not None
         except Exception as error:
             self._metrics.ledger_failures.inc()
             logger.exception("turn %s could not be recorded", captures[0].id)
@@ -189,15 +190,17 @@ class Replies:
             self._sessions.abandon(context)
             raise
 
-    async def _record(self, context: TurnContext, turns: list[Turn]) -> None:
-        """Record the first choice last, because a client most likely continues from it."""
+    async def _record(self, context: TurnContext, turns: list[Turn]) -> Turn:
+        """Record the first choice last, because a client most likely continues from it; return it as it is stored."""
         try:
             for turn in turns[:0:-1]:
                 self._on_recorded(await self._sessions.record(context, turn))
         except BaseException:
             self._sessions.abandon(context)
             raise
-        self._on_recorded(await self._sessions.finish(context, turns[0]))
+        recorded = await self._sessions.finish(context, turns[0])
+        self._on_recorded(recorded)
+        return recorded
 
 
 @dataclass(frozen=True)
@@ -353,6 +356,7 @@ class Reply:
     async def _speak(self, answer: OwnAnswer) -> None:
         """Get an answer of the gateway itself; there is nothing to record."""
         self.captures, self.own, self._committing = [answer.capture], True, True
+        answer.capture.stored = False
         try:
             text = await answer.text()
         except LedgerError as error:
@@ -449,6 +453,8 @@ class Reply:
         if self._committing or self._cancelled:
             return False
         self._cancelled = True
+        for capture in self.captures:
+            capture.stored = False
         if self._first is None:
             self._opening.cancel()
         elif self._reader is not None:

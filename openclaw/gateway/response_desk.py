@@ -3,7 +3,7 @@
 ``GET`` and ``DELETE /v1/responses/{id}``, ``GET /v1/responses/{id}/input_items``, ``POST /v1/responses/{id}/cancel``.
 
 Guarantees: a response that was not stored, was deleted, forgotten with its session, or is another owner's gets one answer, here
-and as ``previous_response_id``. A cancelled reply is recorded like one whose client left: with what was sampled, and never
+and as ``previous_response_id``. An admin key reads, deletes and cancels those of all owners, but continues its own only. A cancelled reply is recorded like one whose client left: with what was sampled, and never
 trained. `ResponseDesk` knows the replies under way; those that ended leave by themselves.
 """
 
@@ -74,7 +74,7 @@ class ResponseDesk:
         """Return the whole conversation of a request."""
         before: list[Any] = []
         if previous is not None and not names_command_answer(previous):
-            for kept in self._stored.chain(turn_of_response(previous), client.reaches):
+            for kept in self._stored.chain(turn_of_response(previous), client.has):
                 before += [*self._resolved(kept.items, client), *kept.response["output"]]
         return before + self._resolved(own, client)
 
@@ -90,7 +90,7 @@ class ResponseDesk:
         if names_command_answer(name):
             return {"role": "assistant", "content": ANSWER}
         try:
-            output = self._stored.get(named_turn(name), client.reaches)["output"]
+            output = self._stored.get(named_turn(name), client.has)["output"]
         except UnknownRecordError:
             output = []
         found = next((item for item in output if item["id"] == name), None)

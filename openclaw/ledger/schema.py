@@ -553,6 +553,7 @@ MIGRATIONS: tuple[Migration, ...] = (
     Migration(28, "whose adapter a step trained and a decision is about", _VERSION_28),
     Migration(29, "replies by an older adapter of the person", _VERSION_29),
     Migration(30, "responses that clients may ask for again", _VERSION_30),
+    Migration(31, "conversation digests that take 5.0 and 5 for one number", "", renew_conversations),
 )
 VERSION = MIGRATIONS[-1].version
 

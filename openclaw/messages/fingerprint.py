@@ -1,12 +1,12 @@
 """Digests that identify a reply and the conversation before it when a client sends them back.
 
-Guarantees: the digests ignore what clients change: tool-call ids, white space, the composition of accents (Unicode's NFC),
-the formatting of JSON arguments, thoughts (in a field of their own or before the reply), internal context, additions to
-the user's words (date, Runtime line), the wording of a heartbeat, and cache hints. A string equals a list of its one text.
-System messages may hold the time of day, so they have a digest of their own. Everything else counts, and so does the
-owner: no digest of a conversation equals another owner's. Two replies that differ in what is ignored are told apart by
-`CarriedReply.exact`, where the client kept it. `routing_key` tells a router the conversation; it needs no session and is
-the same for all its turns. Pure functions.
+Guarantees: the digests ignore what clients change: tool-call ids, white space, the composition of accents (Unicode's
+NFC), the formatting of JSON arguments (5.0 is 5, as JavaScript writes it), thoughts (in a field of their own or
+before the reply), internal context, additions to the user's words (date, Runtime line), the wording of a heartbeat,
+and cache hints. A string equals a list of its one text. System messages may hold the time of day, so they have a
+digest of their own. Everything else counts, and so does the owner: no digest of a conversation equals another
+owner's. Two replies that differ in what is ignored are told apart by `CarriedReply.exact`, where the client kept it.
+`routing_key` tells a router the conversation; it needs no session and is the same for all its turns. Pure functions.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import json
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
@@ -31,6 +32,8 @@ DIGEST_BYTES = 16
 ROUTING_KEY_BYTES = 12
 HEARTBEAT_WORDS = "[heartbeat]"
 LONG_REPLY = 100
+MOST_EXACT = 2**53
+"""JavaScript rounds larger whole numbers."""
 WHITE_SPACE = bytes(character for character in range(128) if chr(character).isspace())
 OTHER_SPACES = tuple(
     (pattern[0], re.compile(pattern, re.DOTALL))
@@ -218,5 +221,17 @@ def routing_key(messages: Sequence[Any]) -> str:
 
 def _arguments(arguments: object) -> object:
     if isinstance(arguments, str):
-        return read_arguments(arguments) if arguments.strip() else {}
-    return arguments
+        arguments = read_arguments(arguments) if arguments.strip() else {}
+    return _as_javascript_reads(arguments)
+
+
+def _as_javascript_reads(value: Any) -> Any:
+    """Return a JSON value with each number as a client sees it whose language has no integers: 5.0 is 5."""
+    if isinstance(value, dict):
+        return {name: _as_javascript_reads(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_as_javascript_reads(each) for each in value]
+    if isinstance(value, int) and abs(value) > MOST_EXACT:
+        with suppress(OverflowError):
+            value = float(value)
+    return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -47,11 +47,13 @@ class ServedReply:
         ids: as sampled, end token included.
         prompt_end: the last ids of its prompt.
         ordinary: whether rendering its message gives the same ids; None until the renderer finds out.
+        calls: its tool calls as sampled; None until a request carries some of it back.
     """
 
     ids: array[int]
     prompt_end: array[int]
     ordinary: bool | None = None
+    calls: list[dict[str, Any]] | None = None
 
 
 @dataclass
@@ -310,6 +312,11 @@ class Splicer:
     ) -> list[int]:
         """Return the ids of a prompt from cleaned messages, tools and keywords; count the replies in ``served``."""
         prompts = self._prompts
+        own = served.replies
+        messages = [
+            self._as_called(message, own[position], served) if position in own else message
+            for position, message in enumerate(messages)
+        ]
         special = {
             position: reply
             for position, reply in sorted(served.replies.items())
@@ -376,6 +383,18 @@ class Splicer:
         """Return a reply's marked text."""
         return "".join(MARK + text if control else text for control, text in self._parts(reply))
 
+    def _as_called(self, message: Message, reply: ServedReply, served: Served) -> Message:
+        """Return a reply's message with the arguments as sampled: clients sort their keys, or write 5.0 as 5."""
+        calls = message.get("tool_calls")
+        if not calls:
+            return message
+        if reply.calls is None:
+            reply.calls = [_with_object(call) for call in self._read(reply, served).get("tool_calls", ())]
+        if [_name(call) for call in calls] != [_name(call) for call in reply.calls]:
+            return message
+        named = zip(calls, reply.calls, strict=True)
+        return {**message, "tool_calls": [{**call, "function": said["function"]} for call, said in named]}
+
     def _apart(self, message: Message, reply: ServedReply, served: Served) -> Message:
         """Return a reply's message, read again from its ids if its content spells control tokens.
 
@@ -385,23 +404,31 @@ class Splicer:
         content = message.get("content") or ""
         if not self._controls.spelled(content) or self._controls.texts.keys().isdisjoint(reply.ids):
             return message
-        parts = self._parts(reply)
-        thought, tools = served.form.thought, served.form.tools
-        inside = thought is not None and self._decode(reply.prompt_end).rstrip().endswith(thought.open)
-        parser = ReplyParser(
-            reasoning=thought, tools=tools.parser(served.schemas, _call_id) if tools else None, inside_reasoning=inside
-        )
-        text = "".join(text if control else self._controls.broken(text, BREAK) for control, text in parts)
-        builder = MessageBuilder()
-        for delta in [*parser.push(text), *parser.finish()]:
-            builder.add(delta)
-        parsed = _whole(builder.message())
+        parsed, thought = self._read(reply, served), served.form.thought
         result = {**message, "content": parsed["content"] or ""}
         if "reasoning_content" in parsed and ("reasoning_content" in message or (thought and thought.close in content)):
             result["reasoning_content"] = parsed["reasoning_content"]
         if "tool_calls" in parsed and not message.get("tool_calls"):
             result["tool_calls"] = [_with_object(call) for call in parsed["tool_calls"]]
         return result
+
+    def _read(self, reply: ServedReply, served: Served) -> Message:
+        """Return the message that a reply's ids say."""
+        thought, tools = served.form.thought, served.form.tools
+        inside = thought is not None and self._decode(reply.prompt_end).rstrip().endswith(thought.open)
+        parser = ReplyParser(
+            reasoning=thought, tools=tools.parser(served.schemas, _call_id) if tools else None, inside_reasoning=inside
+        )
+        parts = self._parts(reply)
+        text = "".join(text if control else self._controls.broken(text, BREAK) for control, text in parts)
+        builder = MessageBuilder()
+        for delta in [*parser.push(text), *parser.finish()]:
+            builder.add(delta)
+        return _whole(builder.message())
+
+
+def _name(call: Mapping[str, Any]) -> object:
+    return call["function"].get("name")
 
 
 def _call_id(number: int) -> str:

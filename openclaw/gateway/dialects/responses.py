@@ -173,7 +173,7 @@ class ResponsesForm(Form):
             "usage": None,
             **self.echo,
             "previous_response_id": self.previous,
-            "store": self.stores,
+            "store": self.stores and captures[0].stored,
             "temperature": plan.temperature,
             "top_p": plan.top_p,
         }
@@ -186,6 +186,7 @@ class ResponsesForm(Form):
         return {
             **begun,
             "status": status,
+            "store": self.stores and captures[0].stored,
             "incomplete_details": cut,
             "output": list(items),
             "usage": {
@@ -369,7 +370,16 @@ def as_question(request: ResponseRequest, context_length: int) -> Question:
         stores=stores,
     )
     values = {name: value for name, value in values.items() if value is not None}
-    return canonical_question(values, context_length, form)
+    return _question(values, context_length, form)
+
+
+def _question(values: dict[str, Any], context_length: int, form: ResponsesForm) -> Question:
+    """Return the canonical question; an error that a stream tells says so."""
+    try:
+        return canonical_question(values, context_length, form)
+    except ApiError as error:
+        error.streamed = bool(values.get("stream")) and form.tells(error)
+        raise
 
 
 def is_whole(question: Question) -> bool:
@@ -396,7 +406,7 @@ def completed(question: Question, items: Sequence[Any], context_length: int) -> 
     values["messages"] = read_items(items, form.echo["instructions"])
     if "tools" in question.raw:
         values["tools"] = question.raw["tools"]
-    return canonical_question(values, context_length, form)
+    return _question(values, context_length, form)
 
 
 def _echo(request: ResponseRequest, tools: Sequence[Any]) -> dict[str, Any]:

@@ -205,6 +205,7 @@ async def test_the_responses_api(stack: Stack) -> None:
     assert noted.output_text.startswith(f"{ANSWER}Noted")
     assert noted.usage is not None
     assert noted.usage.total_tokens == 0
+    assert noted.store is False
     events = [
         each
         async for each in await client.responses.create(
@@ -217,6 +218,7 @@ async def test_the_responses_api(stack: Stack) -> None:
     second = await client.responses.create(model="m", input=more)
     rated = await client.responses.create(model="m", input="/rl good", previous_response_id=second.id)
     assert rated.output_text.startswith(f"{ANSWER}Noted")
+    assert rated.store is False, "it is not kept, but may be named"
     await client.responses.create(model="m", input="And then?", previous_response_id=rated.id)
     turns = stack.turns()
     assert [turn.messages[-1]["content"] for turn in turns] == ["Hello?", "And now?", "And then?"]

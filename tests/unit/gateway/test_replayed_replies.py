@@ -176,6 +176,29 @@ async def test_a_thought_before_a_call_is_part_of_the_reply(
     assert counts(stack) == ((1, 0) if thought else (0, 1))
 
 
+@pytest.mark.parametrize(
+    ("said", "back"),
+    [
+        ('{"path": "a", "line": 5.0}', '{"path":"a","line":5}'),
+        ('{"at": [{"x": 1000.0, "y": -0.0}]}', '{"at":[{"x":1000,"y":0}]}'),
+        ('{"id": 12345678901234567890}', '{"id":12345678901234567000}'),
+        ('{"path": "b", "line": 5}', '{"line":5,"path":"b"}'),
+    ],
+)
+async def test_arguments_that_a_client_writes_in_another_way_are_the_same(start: Starter, said: str, back: str) -> None:
+    stack = await start(tokenizer=TOKENIZERS["qwen3"]())
+    sampled = letter_by_letter(stack.tokenizer, f'<tool_call>\n{{"name": "read", "arguments": {said}}}\n</tool_call>')
+    stack.replies.append([*sampled, stack.tokenizer.eos_token_id])
+    first = await stack.client.chat.completions.create(model="any", messages=[USER], tools=TOOLS)
+    message: Any = first.choices[0].message.model_dump(exclude_none=True)
+    message["tool_calls"][0]["function"]["arguments"] = back
+    result: Any = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "done"}
+    stack.say("fine")
+    await stack.client.chat.completions.create(model="any", messages=[USER, message, result], tools=TOOLS)
+    assert holds(stack.engine.requests[-1]["input_ids"], sampled)
+    assert counts(stack) == (1, 0)
+
+
 async def test_thoughts_that_the_template_drops_stay_dropped(start: Starter) -> None:
     stack = await start(tokenizer=TOKENIZERS["qwen3"]())
     sampled = letter_by_letter(stack.tokenizer, "<think>\nTwo and three.\n</think>\n\nFive.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,9 +16,11 @@ from pydantic import BaseModel
 from openclaw.config.bounds import MESSAGES
 from openclaw.messages.fingerprint import message_digest
 from openclaw.owners import turn_of_response
+from openclaw.privacy.redactor import Redactor
 from tests.unit.gateway.conftest import Stack, Starter
 
 THOUGHT = "<think>\nHm.\n</think>\n\n"
+SECRET = "ghp_" + "a1B2" * 9
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"place": "Rome"}}\n</tool_call>'
 WEATHER: Any = {
     "type": "function",
@@ -239,6 +242,64 @@ async def test_a_long_conversation_is_told_in_the_stream(stack: Stack) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         await stack.client.responses.create(model="m", input=long)
     assert (refused.value.code, refused.value.param) == ("context_length_exceeded", "input")
+
+
+@pytest.mark.parametrize("words", [18_000, 200_000], ids=["beyond the characters", "in a large body"])
+async def test_more_characters_than_the_context_may_have_are_told_in_the_stream(stack: Stack, words: int) -> None:
+    stack.say("one")
+    long = "word " * words
+    events = await stream(stack, input=long)
+    assert [event.type for event in events] == ["response.created", "response.in_progress", "response.failed"]
+    assert events[-1].response.error.code == "context_length_exceeded"
+    first = await stack.client.responses.create(model="m", input="hi")
+    events = await stream(stack, input=long, previous_response_id=first.id)
+    assert events[-1].response.error.code == "context_length_exceeded"
+    with pytest.raises(openai.BadRequestError) as refused:
+        await stack.client.responses.create(model="m", input=long)
+    assert (refused.value.code, refused.value.param) == ("context_length_exceeded", "input")
+    wrong = await asyncio.gather(stream(stack, input=[{"type": "nothing"}]), return_exceptions=True)
+    assert isinstance(wrong[0], openai.BadRequestError), "another error is a status, in a stream too"
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_response_that_is_not_kept_says_so(stack: Stack, streamed: bool) -> None:
+    stack.ledger.database.redaction = Redactor("secrets")
+    stack.say("noted", "four")
+    made = []
+    for asked in (f"remember {SECRET}", "2 + 2?"):
+        if streamed:
+            made.append((await stream(stack, input=asked))[-1].response)
+        else:
+            made.append(await stack.client.responses.create(model="m", input=asked))
+    secret, plain = made
+    assert (secret.store, plain.store) == (False, True)
+    assert (await stack.client.responses.retrieve(plain.id)).store is True
+    with pytest.raises(openai.NotFoundError):
+        await stack.client.responses.retrieve(secret.id)
+
+
+async def test_an_admin_reads_the_response_of_another_owner_but_does_not_continue_it(
+    start: Starter, tmp_path: Path
+) -> None:
+    (tmp_path / "keys").write_text("alice: key-a\nalice/tests: key-t\nroot (admin): key-r\n")
+    (tmp_path / "keys").chmod(0o600)
+    stack: Stack = await start(api_keys_file=str(tmp_path / "keys"))
+    alice, tests, admin = (stack.client.with_options(api_key=f"key-{name}") for name in "atr")
+    stack.say("four", "five", "six", "seven")
+    hers = await alice.responses.create(model="m", input="2 + 2?")
+    of_tests = await tests.responses.create(model="m", input="2 + 3?")
+    assert (await admin.responses.retrieve(hers.id)).output_text == "four"
+    named: Any = [{"type": "item_reference", "id": hers.output[0].id}, {"role": "user", "content": "sure?"}]
+    for client in (admin, tests):
+        with pytest.raises(openai.BadRequestError) as refused:
+            await client.responses.create(model="m", input="sure?", previous_response_id=hers.id)
+        assert refused.value.code == "previous_response_not_found"
+        with pytest.raises(openai.BadRequestError, match="there is no item"):
+            await client.responses.create(model="m", input=named)
+    assert len(stack.turns()) == 2
+    for response in (hers, of_tests):  # its own, and that of a child
+        await alice.responses.create(model="m", input="sure?", previous_response_id=response.id)
+    assert [len(turn.messages) for turn in stack.turns()] == [1, 1, 3, 3]
 
 
 async def test_tools_of_other_kinds(stack: Stack) -> None:
