@@ -190,6 +190,14 @@ class Turns:
                 (REGENERATED, REGENERATED, turn_id),
             )
 
+    def note_lost(self, turn_ids: Sequence[str]) -> None:
+        """Exclude turns of episodes whose replies their clients did not get, and asked for again."""
+        with self._database.transaction() as connection:
+            for turn_id in turn_ids:
+                connection.execute(
+                    "UPDATE turns SET reason = ? WHERE id = ? AND reason = ?", (ABORTED, turn_id, EPISODE)
+                )
+
     def regenerated(self, session_id: str) -> list[str]:
         """Return the ids of a session's regenerated turns without a next state."""
         rows = self._database.rows(

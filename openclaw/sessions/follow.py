@@ -30,7 +30,7 @@ from openclaw.ledger.sessions import Sessions as StoredSessions
 from openclaw.ledger.store import Ledger
 from openclaw.messages.classify import Asked, runtime_session, side_kind
 from openclaw.messages.fingerprint import CarriedReply, History, read_history
-from openclaw.owners import LOCAL, logged_name, owner_of, root, stored_id
+from openclaw.owners import LOCAL, episode_of, logged_name, owner_of, root, stored_id
 from openclaw.privacy.secret_finder import kept_id
 from openclaw.sessions.earlier_turns import (
     Asking,
@@ -453,6 +453,8 @@ class Sessions:
             node.state = "excluded"
         node.delivered, node.manner = turn.id not in session.undelivered, context.manner
         session.undelivered.discard(turn.id)
+        if episode_of(owner_of(session.id)) is not None and (lost := _lost(session, node, context.history)):
+            await self._call(self._store.turns.note_lost, lost)
         self._table.remember(session, node)
         return recorded
 
@@ -575,3 +577,12 @@ class Sessions:
         session.last_active = self._clock()
         for _ in range(self._table.evict()):
             self._on_event("evicted")
+
+
+def _lost(session: Session, retry: Node, history: History) -> list[str]:
+    """Return the turns that answered the same, whose replies their client did not get before it asked again."""
+    return [
+        node.turn_id
+        for node in session.nodes
+        if not node.delivered and node.kind == retry.kind and node.system == retry.system and node.answers(history.asked)
+    ]

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from openclaw.ledger.exceptions import LedgerUnavailableError
+from openclaw.ledger.records import EPISODE
+from openclaw.owners import LOCAL, episode_owner
 from openclaw.sessions.earlier_turns import ANOTHER_ANSWER
 from tests.helpers.conversations import SYSTEM, World, assistant, tool, user
 
@@ -344,3 +346,15 @@ async def test_parallel_conversations_with_the_same_words_stay_apart(tmp_path: P
         assert {context.next_state_of for context, _ in ends} == {turn.id for _, turn in replies}
     finally:
         await world.close()
+
+
+async def test_of_an_episode_a_reply_that_got_lost_is_not_trained_beside_its_retry(world: World) -> None:
+    owner, asked = episode_owner(LOCAL, "episode-1"), [user("solve it")]
+    _, kept = await world.turn([user("first")], assistant("hm"), session="s", owner=owner)
+    context, lost = await world.turn(asked, assistant("done"), session="s", owner=owner)
+    _, beside = await world.turn(asked, assistant("done in another way"), session="s", owner=owner)
+    assert world.ledger.turns.get(lost.id).reason == EPISODE, "a parallel sample excludes nothing"
+    world.sessions.undelivered(context, lost.id)
+    _, retry = await world.turn(asked, assistant("done"), session="s", owner=owner)
+    reasons = [world.ledger.turns.get(turn.id).reason for turn in (kept, lost, beside, retry)]
+    assert reasons == [EPISODE, "aborted", EPISODE, EPISODE]
