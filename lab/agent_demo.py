@@ -103,7 +103,7 @@ def policy(options: argparse.Namespace, console: Console) -> Path:
     from lab.tiny_agents.teach import taught  # imports torch
 
     with console.status("teaching a tiny policy a right and a wrong way") as status:
-        return taught(recorded, status.update)
+        return taught(recorded, status.update if console.is_terminal else console.print)
 
 
 def pool_words(options: argparse.Namespace) -> list[str]:

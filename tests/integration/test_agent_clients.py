@@ -2,11 +2,13 @@
 
 The engine plays replies that the test knows, so a client's behaviour is certain. Each client reads a note with its own shell,
 tells what it says, and hears the user's reaction in a second start of the client. The SDKs of OpenAI and Anthropic do the same.
+Each episode ends with an optimizer step of a tiny model over its two turns that have a reaction.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -26,6 +28,7 @@ from tests.helpers.agent_clients import CLIENTS, CONTEXT, AgentClient
 from tests.helpers.node import REPOSITORY, node_packages
 from tests.helpers.qwen_tokenizers import QWEN3_TEMPLATE
 from tests.helpers.stand_in_server import StandInServer, stand_in_server
+from tests.helpers.trained_turns import train
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -97,6 +100,17 @@ def check_episode(server: StandInServer, model: Model) -> None:
     assert [len(segment.turns) for segment in merge([sampled(call), sampled(told)])] == [2], "a forked sample"
 
 
+def check_step(server: StandInServer, ledger: Path) -> None:
+    """Train the two turns that have a reaction, and check that the batch holds them as the engine sampled them."""
+    turns = [turn for turn in server.turns() if turn.next_state]
+    data, metrics = train(ledger, turns)
+    assert data["tokens"] == [[*turn.prompt_ids, *turn.response_ids] for turn in turns]
+    assert data["response_lengths"] == [len(turn.response_ids) for turn in turns]
+    assert data["rollout_log_probs"] == [pytest.approx(turn.response_logprobs) for turn in turns]
+    assert math.isfinite(metrics["train/loss"])
+    assert 0 < metrics["train/grad_norm"] < math.inf
+
+
 @pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.name)
 def test_an_episode_of_a_client(client: AgentClient, tmp_path: Path) -> None:
     client.installed()
@@ -111,6 +125,7 @@ def test_an_episode_of_a_client(client: AgentClient, tmp_path: Path) -> None:
         answered = [request for request in server.heard if request.body.get("messages") or request.body.get("input")]
         wait_until(lambda: len(server.turns()) >= len(answered), lambda: f"{len(server.turns())} of {len(answered)}")
         check_episode(server, model)
+        check_step(server, tmp_path / "ledger.sqlite")
 
 
 def play(tmp_path: Path, thoughts: bool, episode: Callable[[str], tuple[str, str]]) -> None:
@@ -121,6 +136,7 @@ def play(tmp_path: Path, thoughts: bool, episode: Callable[[str], tuple[str, str
         assert episode(server.url) == (TOLD, SHORTER)
         wait_until(lambda: len(server.turns()) == 3, lambda: f"{len(server.turns())} of 3")
         check_episode(server, model)
+        check_step(server, tmp_path / "ledger.sqlite")
 
 
 @pytest.mark.parametrize(
