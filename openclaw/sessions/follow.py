@@ -47,6 +47,7 @@ from openclaw.sessions.table import (
     NODES_PER_SESSION,
     PLAIN_PREFIX,
     Match,
+    Node,
     Session,
     Table,
     correct_went_on,
