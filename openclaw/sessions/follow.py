@@ -585,5 +585,8 @@ def _lost(session: Session, retry: Node, history: History) -> list[str]:
     return [
         node.turn_id
         for node in session.nodes
-        if not node.delivered and node.kind == retry.kind and node.system == retry.system and node.answers(history.asked)
+        if not node.delivered
+        and node.kind == retry.kind
+        and node.system == retry.system
+        and node.answers(history.asked)
     ]
