@@ -303,6 +303,14 @@ class RuntimeVariables(GateVariables):
         "exclude",
         "turns whose reply the user regenerated: exclude leaves them out of training, negative judges them by that",
     )
+    gateway_workers: int | None = variable(
+        "GATEWAY_WORKERS",
+        None,
+        "processes that answer requests for replies, beside the one that leads; 1: that one alone; unset: a quarter of the cores, at "
+        "most 8",
+        minimum=1,
+        maximum=64,
+    )
     max_requests: int = variable(
         "OPENCLAW_MAX_REQUESTS",
         1024,

@@ -10,7 +10,7 @@ Wire format: SGLang 0.5, server-sent events with new or cumulative ``output_ids`
 yielded together. Each request has its owner's cache key (`CacheKeys`).
 
 An engine reuses the computed prefix of an earlier prompt, and the number of cached tokens and the time to the first token
-tell how long that prefix was. `CacheKeys` keeps the prefixes of owners apart: keys are random and leave this process for the
+tell how long that prefix was. `CacheKeys` keeps the prefixes of owners apart: keys are random and leave the gateway for the
 engine only, so nobody finds what another owner's requests left there.
 
 A request can be the cause of its engine's end. So each request under which an engine died is a suspect:
@@ -34,7 +34,7 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 
@@ -92,6 +92,10 @@ class CacheKeys:
         self._keys.move_to_end(owner)
         return key
 
+    async def ask(self, owner: str) -> str:
+        """Return the key of what ``owner`` asks, from wherever it is kept."""
+        return self.of(owner)
+
     def renew(self, owner: str) -> None:
         """Give ``owner`` another key from the next request on."""
         self._keys.pop(owner, None)
@@ -134,6 +138,18 @@ GATHER_SECONDS = 0.5
 """How long the log waits for the other requests of the same engine."""
 
 
+class OneAtATime(Protocol):
+    """What a suspect holds while it is with the engine, as `asyncio.Lock`."""
+
+    async def acquire(self) -> Any:
+        """Wait until no other suspect holds it."""
+        ...
+
+    def release(self) -> None:
+        """Let the next one go on."""
+        ...
+
+
 @dataclass
 class Suspicion:
     """The engines that died under one request: all, and those from which it got no token."""
@@ -145,11 +161,11 @@ class Suspicion:
 class Deaths:
     """Judges the requests of engines that died."""
 
-    def __init__(self, url: str, on_death: Callable[[str], None]) -> None:
+    def __init__(self, url: str, on_death: Callable[[str], None], one_suspect: OneAtATime) -> None:
         """Create the judge of ``url``; call ``on_death`` with ``resent`` or ``refused`` for each request."""
         self._url = url
         self._on_death = on_death
-        self._one_suspect = asyncio.Lock()
+        self._one_suspect = one_suspect
         self._names: list[str] = []
 
     def note(self, name: str, suspicion: Suspicion, *, heard: bool) -> None:
@@ -255,6 +271,21 @@ class _Progress:
     suspicion: Suspicion = field(default_factory=Suspicion)
 
 
+@dataclass
+class EngineState:
+    """What all clients of one engine have in common, in whichever process of the gateway they are.
+
+    Attributes:
+        away: how long requests waited for it.
+        cache_keys: of the owners.
+        one_suspect: see `Deaths`.
+    """
+
+    away: AwayTime
+    cache_keys: CacheKeys = field(default_factory=CacheKeys)
+    one_suspect: OneAtATime = field(default_factory=asyncio.Lock)
+
+
 class EngineClient:
     """Client of one engine, or of a router in front of several."""
 
@@ -268,6 +299,7 @@ class EngineClient:
         clock: Callable[[], float] = time.monotonic,
         canary: ShareReader | None = None,
         per_person: bool = False,
+        state: EngineState | None = None,
     ) -> None:
         """Create a client of ``url``.
 
@@ -279,18 +311,19 @@ class EngineClient:
             clock: monotonic seconds; `away` counts by it, too.
             canary: which conversations go to the engine that has a candidate before the others; None: none.
             per_person: whether engines answer each person with an adapter of their own; another's answer is an error.
+            state: of the engine, which other processes may share; None: this client's own.
         """
         self._per_person = per_person
         self.url = url.rstrip("/")
         self._wait_seconds = wait_seconds
         self._on_retry = on_retry
         self._clock = clock
-        self.away = AwayTime(clock)
-        self.cache_keys = CacheKeys()
+        self.state = state or EngineState(AwayTime(clock))
+        self.away, self.cache_keys = self.state.away, self.state.cache_keys
         self._last_version = "default"
         self._aborts: set[asyncio.Task[None]] = set()
         self._connections = Connections(self.url)
-        self._deaths = Deaths(self.url, on_death)
+        self._deaths = Deaths(self.url, on_death, self.state.one_suspect)
         self._canary = canary
         self._canary_connections: Connections | None = None
 
@@ -430,7 +463,7 @@ class EngineClient:
         name = rid if progress.attempts == 0 else f"retry-{progress.attempts}-{rid}"
         payload = {
             "rid": name,
-            CACHE_KEY: self.cache_keys.of(owner),
+            CACHE_KEY: await self.cache_keys.ask(owner),
             "input_ids": [*input_ids, *progress.ids],
             "sampling_params": _rest_of(sampling_params, base),
             "return_logprob": True,

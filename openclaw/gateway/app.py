@@ -30,13 +30,14 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from groundwork.exceptions import ConfigError
+from openclaw.config.bounds import BODY_MEMORY
 from openclaw.gateway.adapters import add_adapter_routes
-from openclaw.gateway.auth import Keyring
+from openclaw.gateway.auth import EPISODE_KEY, Keyring, key_digest, sent_key
 from openclaw.gateway.chat import ChatService, Completions, count
 from openclaw.gateway.dialects import DIALECTS, RESPONSES, TEXT
 from openclaw.gateway.episodes import add_episode_routes
 from openclaw.gateway.errors import answer_errors
-from openclaw.gateway.guard import Doorway, Guard
+from openclaw.gateway.guard import Doorway, Guard, RequestHeaders
 from openclaw.gateway.lessons import add_lesson_routes
 from openclaw.gateway.limits import Admission, Bodies
 from openclaw.gateway.metrics import GatewayMetrics
@@ -44,6 +45,7 @@ from openclaw.gateway.openapi import describe
 from openclaw.gateway.own_adapters import OwnAdapters
 from openclaw.gateway.response_desk import ResponseDesk, add_response_routes
 from openclaw.gateway.routes import add_model_routes, add_session_routes, add_status_routes
+from openclaw.gateway.shared import Shared, admit_episode
 from openclaw.gateway.under_way import InFlightRegistry
 
 logger = logging.getLogger(__name__)
@@ -94,6 +96,8 @@ class Reloader:
     def __init__(self, metrics: GatewayMetrics) -> None:
         self._metrics = metrics
         self._watched: list[tuple[Sequence[Path], Callable[[], None]]] = []
+        self.on_reloaded: Callable[[], None] = lambda: None
+        """Called after each change that is usable."""
         self._stamps: dict[Path, Stamp] = {}
 
     def watch(self, paths: Sequence[Path], read: Callable[[], None]) -> None:
@@ -124,6 +128,7 @@ class Reloader:
             logger.error("%s changed but is unusable; the previous contents remain valid: %s", names, error)
         else:
             logger.info("reloaded %s", names)
+            self.on_reloaded()
 
 
 def _stamp(path: Path) -> Stamp:
@@ -147,6 +152,7 @@ class GuardedApp(FastAPI):
 
     reloader: Reloader
     doorway: Doorway
+    desk: ResponseDesk
     guard: Callable[[ASGIApp], Guard]
     endpoints: Mapping[str, Completions]
     """By path."""
@@ -174,10 +180,11 @@ def create_app(
     keyring: Keyring | None = None,
     slots: InFlightRegistry | None = None,
     adapters: OwnAdapters | None = None,
+    workers: Callable[[], int] | None = None,
 ) -> GuardedApp:
     """Return the application that answers with ``service`` and exposes the metrics of ``registry``.
 
-    ``adapters``: everybody's own; None if people share their weights.
+    ``adapters``: everybody's own; None if people share their weights. ``workers`` counts those alive; None: there are none.
 
     Raises:
         ConfigError: if no ``keyring`` is given and the keys file is unusable.
@@ -203,29 +210,29 @@ def create_app(
         await asyncio.gather(*tasks, return_exceptions=True)
         await service.close()
 
-    def count_refused(path: str, status: int) -> None:
-        if path in app.endpoints:
-            count(service.metrics, status)
-
     app = GuardedApp(title="OpenClaw-RL gateway", lifespan=lifespan, docs_url=None, redoc_url=None, telemetry=UNTRACED)
     app.reloader = reloader
     app.doorway = Doorway(config)
-    app.guard = partial(
-        Guard,
-        doorway=app.doorway,
-        keyring=keyring,
-        bodies=Bodies(config.max_body_bytes, most_of_a_key=config.concurrent_per_key if config.api_keys_file else None),
-        limits=service.limits,
-        metrics=service.metrics,
-        on_refused=count_refused,
-        log_contents=config.log_contents,
-        slots=slots or InFlightRegistry(),
-    )
     answer_errors(app)
+    desk = app.desk = ResponseDesk(service, service.ledger)
+    app.endpoints = reply_endpoints(service, desk)
+    app.guard = partial(_guard, service, app.endpoints, app.doorway, keyring, slots or InFlightRegistry())
+    app.router.routes += [Route(path, endpoint, methods=["POST"]) for path, endpoint in app.endpoints.items()]
+    add_session_routes(app, service)
+    add_response_routes(app, desk)
+    add_lesson_routes(app, service.lessons)
+    add_adapter_routes(app, service, adapters)
+    add_episode_routes(app, service.episodes)
+    add_model_routes(app, service)
+    add_status_routes(app, service, registry, keyring, workers)
+    return app
+
+
+def reply_endpoints(service: ChatService, desk: ResponseDesk) -> dict[str, Completions]:
+    """Return the endpoints at which clients ask for replies, by path."""
     admission = Admission()
-    desk = ResponseDesk(service, service.ledger)
     begins = {TEXT.path: service.text_reply, RESPONSES.path: desk.begin}
-    app.endpoints = {
+    return {
         dialect.path: Completions(
             service,
             dialect,
@@ -235,15 +242,71 @@ def create_app(
         )
         for dialect in DIALECTS
     }
-    app.router.routes += [Route(path, endpoint, methods=["POST"]) for path, endpoint in app.endpoints.items()]
-    add_session_routes(app, service)
-    add_response_routes(app, desk)
-    add_lesson_routes(app, service.lessons)
-    add_adapter_routes(app, service, adapters)
-    add_episode_routes(app, service.episodes)
-    add_model_routes(app, service)
-    add_status_routes(app, service, registry, keyring)
-    return app
+
+
+def _guard(
+    service: ChatService,
+    endpoints: Mapping[str, Completions],
+    doorway: Doorway,
+    keyring: Keyring,
+    slots: InFlightRegistry,
+    app: ASGIApp,
+) -> Guard:
+    """Return the guard in front of ``app``."""
+
+    def count_refused(path: str, status: int) -> None:
+        if path in endpoints:
+            count(service.metrics, status)
+
+    config = service.config
+    return Guard(
+        app,
+        doorway=doorway,
+        keyring=keyring,
+        bodies=Bodies(
+            config.max_body_bytes,
+            most_of_a_key=config.concurrent_per_key if config.api_keys_file else None,
+            memory=max(config.max_body_bytes, BODY_MEMORY.most // config.workers),
+        ),
+        limits=service.limits,
+        metrics=service.metrics,
+        on_refused=count_refused,
+        log_contents=config.log_contents,
+        slots=slots,
+    )
+
+
+def create_worker_app(
+    service: ChatService, shared: Shared, desk: ResponseDesk, keyring: Keyring, slots: InFlightRegistry
+) -> ASGIApp:
+    """Return the application of a worker (`openclaw.gateway.shared`): it replies, and passes on every other request."""
+    endpoints, doorway = reply_endpoints(service, desk), Doorway(service.config)
+
+    async def reply(scope: Scope, receive: Receive, send: Send) -> None:
+        await endpoints[scope["path"]](scope, receive, send)
+
+    guarded = doorway.with_cors(_guard(service, endpoints, doorway, keyring, slots, reply))
+
+    async def lifespan(receive: Receive, send: Send) -> None:
+        await receive()
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        await service.close()
+        await send({"type": "lifespan.shutdown.complete"})
+
+    async def dispatch(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await lifespan(receive, send)
+            return
+        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in endpoints:
+            await shared.pass_on(scope, receive, send)
+            return
+        key = sent_key(RequestHeaders(scope))
+        if key.startswith(EPISODE_KEY):
+            await admit_episode(shared, keyring, key_digest(key))
+        await guarded(scope, receive, send)
+
+    return dispatch
 
 
 async def _sweep(service: ChatService, clock: SteadyClock) -> None:

@@ -35,7 +35,7 @@ from openclaw.engine.canary import ShareReader
 from openclaw.engine.client import EngineClient
 from openclaw.gateway.auth import Client
 from openclaw.gateway.capture import Capture, LogprobEntries, Prompt
-from openclaw.gateway.commands import CommandDesk
+from openclaw.gateway.commands import Before, CommandDesk
 from openclaw.gateway.dialects import CHAT, Dialect
 from openclaw.gateway.dialects.dialect import Form, Question, unslim
 from openclaw.gateway.dialects.text_completions import check_prompt_ids
@@ -60,6 +60,7 @@ from openclaw.gateway.reply import Opening, OwnAnswer, Replies, Reply
 from openclaw.gateway.sampling import NO_SAMPLING, plan_sampling, reply_grammar
 from openclaw.gateway.schema import ChatRequest, prompt_characters
 from openclaw.gateway.served import Served, ServedReplies
+from openclaw.gateway.shared import Shared
 from openclaw.gateway.stream import Connected, EventStream, json_response
 from openclaw.gateway.turns import TurnDesk
 from openclaw.ledger.records import PlainPart, SeenPicture, Turn, TurnKind
@@ -147,6 +148,7 @@ class ChatService:
         clock: Callable[[], float] = time.time,
         topk: int = 0,
         trains_rewards: bool = True,
+        shared: Shared | None = None,
     ) -> None:
         """Build the gateway's parts.
 
@@ -161,6 +163,7 @@ class ChatService:
             clock: seconds since the epoch.
             topk: how many of the policy's most likely tokens a turn keeps at each position, for the method.
             trains_rewards: whether the method learns from rewards, so that episodes give samples.
+            shared: what the process that leads has, in one of its workers, which only replies: without ``turns`` and ``episodes``.
         """
         config.require("policy_url")
         self.config = config
@@ -179,7 +182,7 @@ class ChatService:
         self._vocabulary = Vocabulary(tokenizer, MARKERS | set(tags))
         self._renderer, self._large_renderer = renderer or Renderer(tokenizer), Renderer(tokenizer)
         self._pictures = PictureReader(processor)
-        self._served = ServedReplies(ledger.turns, form, self._pictures.placeholders)
+        self._served = ServedReplies(ledger.turns, form, self._pictures.placeholders, alone=shared is None)
         self.engine = EngineClient(
             config.policy_url or "",
             wait_seconds=config.engine_wait_seconds,
@@ -187,7 +190,17 @@ class ChatService:
             on_death=lambda outcome: metrics.engine_deaths.labels(outcome=outcome).inc(),
             canary=ShareReader(config.run_dir) if config.run_dir else None,
             per_person=config.adapter_per_person,
+            state=shared.engine if shared else None,
         )
+        self.lessons = LessonDesk(config, ledger, lambda text: len(self._renderer.encode_text(text)), metrics)
+        self.large_bodies = LargeBodies(config.context_length)
+        self._answered = False
+        self.on_forgotten: Callable[[str], None] = lambda session_id: None
+        """Called with each session that `forget` forgets."""
+        if shared is not None:
+            self.sessions, self.limits, self.commands = shared.sessions, shared.limits, shared.commands
+            self.replies = Replies(self.engine, self.sessions, metrics, clock, self.recorded, shared.count)
+            return
         self.sessions = Sessions(
             ledger,
             idle_seconds=config.session_idle_seconds,
@@ -196,11 +209,9 @@ class ChatService:
             regenerated=config.regenerated,
             on_event=lambda name: metrics.session_events.labels(event=name).inc(),
             on_pending=on_pending,
-            on_forgotten=self._forget,
+            on_forgotten=self.forget,
         )
-        self.lessons = LessonDesk(config, ledger, lambda text: len(self._renderer.encode_text(text)), metrics)
-        self._answered = False
-        self.replies = Replies(self.engine, self.sessions, metrics, clock, self._recorded)
+        self.replies = Replies(self.engine, self.sessions, metrics, clock, self.recorded)
         rules = EpisodeRules(
             config.temperature, config.train_token_limit, trains_rewards, config.prm_step_coef, config.baseline
         )
@@ -215,16 +226,15 @@ class ChatService:
         )
         self.limits = RateLimits.of(config)
         self.commands = CommandDesk(self.sessions, self.turns, self.lessons, self.limits)
-        self.large_bodies = LargeBodies(config.context_length)
 
-    def _recorded(self, turn: Turn) -> None:
+    def recorded(self, turn: Turn) -> None:
         """Remember a turn as the ledger has it; the first whole one ends the timeline of the start."""
         self._served.remember(turn)
         if not self._answered and turn.finish_reason != "abort":
             self._answered = True
             mark(self.config.run_dir, GATEWAY, Step.ANSWERED)
 
-    def _forget(self, session_id: str) -> None:
+    def forget(self, session_id: str) -> None:
         """Drop what memory and the engine's cache have of a forgotten session."""
         self._renderer.forget()
         self._large_renderer.forget()
@@ -232,6 +242,7 @@ class ChatService:
         self._pictures.forget()
         self.lessons.forget()
         self.engine.cache_keys.renew(owner_of(session_id))
+        self.on_forgotten(session_id)
 
     def reply(self, question: Question, headers: Mapping[str, str], client: Client) -> Reply:
         """Return the reply to a conversation, or the gateway's own answer to a command; entering it starts it.
@@ -282,13 +293,8 @@ class ChatService:
 
         async def text() -> str:
             messages, _ = await self._pictures.read(heard.before, client.owner)
-            where = partial(
-                self.sessions.place, headers, messages, owner=client.owner, body_session_id=request.session_id
-            )
-            said = await self.commands.answer(heard.command or "", where, client)
-            if done and (session_id := (await where()).session_id):
-                await self.sessions.end(session_id)
-            return said
+            before = Before(headers, messages, request.session_id, done)
+            return await self.commands.answer(heard.command or "", before, client)
 
         prompt = Prompt(
             id=question.form.continues() or new_completion_id(COMMAND_ANSWER),

@@ -8,8 +8,11 @@ requests. Stateless.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 
+from groundwork.chat_messages import Message
 from openclaw.gateway.auth import Client
 from openclaw.gateway.errors import ApiError
 from openclaw.gateway.lessons import LessonDesk
@@ -40,6 +43,16 @@ WHY_NOT = {
 Where = Callable[[], Awaitable[Place]]
 
 
+@dataclass(frozen=True)
+class Before:
+    """The conversation before a command, as `Sessions.place` takes it, and whether its session ends with the command."""
+
+    headers: Mapping[str, str]
+    messages: Sequence[Message]
+    body_session_id: str | None
+    done: bool
+
+
 class CommandDesk:
     """Carries commands out."""
 
@@ -50,18 +63,31 @@ class CommandDesk:
         self._lessons = lessons
         self._limits = limits
 
-    async def answer(self, words: str, where: Where, client: Client) -> str:
+    async def answer(self, words: str, before: Before, client: Client) -> str:
         """Carry out a command of a client and return the text of the answer.
 
         Args:
             words: of the command, after ``/rl``.
-            where: finds the conversation before it.
+            before: the conversation before it.
             client: who gives it.
 
         Raises:
             ApiError: 429 if the key is at its limit of feedback.
             LedgerError: if the ledger refuses it.
         """
+        where = partial(
+            self._sessions.place,
+            before.headers,
+            before.messages,
+            owner=client.owner,
+            body_session_id=before.body_session_id,
+        )
+        said = await self._carry_out(words, where, client)
+        if before.done and (session_id := (await where()).session_id):
+            await self._sessions.end(session_id)
+        return said
+
+    async def _carry_out(self, words: str, where: Where, client: Client) -> str:
         name, _, rest = words.partition(" ")
         rest = rest.strip()
         if len(words) > MAX_CHARACTERS or len(words.splitlines()) > 1:

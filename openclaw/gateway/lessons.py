@@ -106,6 +106,8 @@ class LessonDesk:
         self._monotonic = monotonic
         self._known: dict[str, tuple[float, Sequence[Lesson]]] = {}
         self._forgotten = 0
+        self.on_forgotten: Callable[[str | None], None] = lambda person: None
+        """Called with what `forget` forgets."""
 
     def forget(self, person: str | None = None) -> None:
         """Forget what memory has of a person, or of everybody."""
@@ -114,6 +116,7 @@ class LessonDesk:
         else:
             self._known.pop(person, None)
         self._forgotten += 1
+        self.on_forgotten(person)
 
     async def of_request(self, client: Client, kind: TurnKind, wish: str | None) -> Sequence[Lesson]:
         """Return the lessons that a request of a client carries, in the order of the prompt."""

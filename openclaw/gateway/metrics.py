@@ -113,6 +113,11 @@ class GatewayMetrics:
             "openclaw_limit_hits", "Requests that reached a bound of the limits page", ["limit"], registry=registry
         )
         self.unauthorized = Counter("openclaw_unauthorized", "Requests without a known key", registry=registry)
+        self.worker_restarts = Counter(
+            "openclaw_worker_restarts",
+            "Workers of the gateway that died or were frozen, and were started again",
+            registry=registry,
+        )
         self.reload_failures = Counter(
             "openclaw_reload_failures", "Changed keys or certificates that were unusable", registry=registry
         )

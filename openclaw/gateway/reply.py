@@ -57,13 +57,15 @@ class Replies:
         metrics: GatewayMetrics,
         clock: Callable[[], float],
         on_recorded: Callable[[Turn], None] = lambda turn: None,
+        on_count: Callable[[str, int], None] = lambda owner, change: None,
     ) -> None:
-        """Create the shared part; call ``on_recorded`` with each turn as the ledger has it."""
+        """Create the shared part; call ``on_recorded`` with each turn as the ledger has it, and ``on_count`` with each change."""
         self._engine = engine
         self._sessions = sessions
         self._metrics = metrics
         self._clock = clock
         self._on_recorded = on_recorded
+        self._on_count = on_count
         self.under_way = 0
         self._of_owner: Counter[str] = Counter()
         self._quiet: dict[str, asyncio.Event] = {}
@@ -74,10 +76,12 @@ class Replies:
         """Count a reply of ``owner`` that begins."""
         self.under_way += 1
         self._of_owner[owner] += 1
+        self._on_count(owner, 1)
 
     def end(self, owner: str) -> None:
         """Count the end of a reply."""
         self.under_way -= 1
+        self._on_count(owner, -1)
         self._of_owner[owner] -= 1
         if not self._of_owner[owner]:
             del self._of_owner[owner]

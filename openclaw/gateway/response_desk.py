@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 from weakref import WeakSet
 
@@ -45,6 +45,8 @@ class ResponseDesk:
         self._service = service
         self._stored = ledger.responses
         self._running: WeakSet[Reply] = WeakSet()
+        self.elsewhere: Callable[[str, Client], Awaitable[dict[str, Any] | None]] = _nowhere
+        """`stop` of the other processes of this gateway."""
 
     def begin(self, question: Question, headers: Mapping[str, str], client: Client) -> Reply:
         """Return the reply to a question, which may be cancelled from now on."""
@@ -158,11 +160,21 @@ class ResponseDesk:
             ApiError: 400, if it is over; 404, if there is none.
         """
         turn = turn_of_response(response)
-        reply = next((reply for reply in self._running if reply.captures and reply.id == turn), None)
-        if reply is not None and client.reaches(stored_id(reply.owner, "")) and reply.cancel():
-            return {**reply.form.whole(reply.head, reply.captures), "status": "cancelled", "incomplete_details": None}
+        if stopped := self.stop(turn, client) or await self.elsewhere(turn, client):
+            return stopped
         await self.get(response, client)
         raise bad_request("this response is over; there is nothing to cancel", param="response_id")
+
+    def stop(self, turn: str, client: Client) -> dict[str, Any] | None:
+        """Stop a client's reply of this process, and return what there is of it; None if there is no such reply under way."""
+        reply = next((reply for reply in self._running if reply.captures and reply.id == turn), None)
+        if reply is None or not client.reaches(stored_id(reply.owner, "")) or not reply.cancel():
+            return None
+        return {**reply.form.whole(reply.head, reply.captures), "status": "cancelled", "incomplete_details": None}
+
+
+async def _nowhere(turn: str, client: Client) -> None:
+    """There is no other process."""
 
 
 def add_response_routes(app: FastAPI, desk: ResponseDesk) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import logging
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 from html import escape
@@ -102,8 +103,22 @@ def add_model_routes(app: FastAPI, service: ChatService) -> None:
         return json_response(_model(service))
 
 
-def add_status_routes(app: FastAPI, service: ChatService, registry: CollectorRegistry, keyring: Keyring) -> None:
-    """Add the routes for monitoring; ``registry`` has the metrics, which count by key."""
+def add_status_routes(
+    app: FastAPI,
+    service: ChatService,
+    registry: CollectorRegistry,
+    keyring: Keyring,
+    workers: Callable[[], int] | None = None,
+) -> None:
+    """Add the routes for monitoring.
+
+    Args:
+        app: gets them.
+        service: which the routes tell of.
+        registry: has the metrics, which count by key.
+        keyring: of the clients.
+        workers: counts the workers alive; None: there are none.
+    """
 
     @app.get("/")
     async def front(request: Request) -> Response:
@@ -118,6 +133,7 @@ def add_status_routes(app: FastAPI, service: ChatService, registry: CollectorReg
         config = service.config
         body = {"status": "ok", "model": config.model_name, "sessions": len(service.sessions)}
         body["engine_away_seconds"] = round(service.engine.away.seconds, 3)
+        body |= {} if workers is None else {"workers": workers()}
         run_dir = config.run_dir
         note = (paused(run_dir) or waiting(run_dir)) if run_dir else None
         held = len(paused_people(run_dir)) if run_dir else 0

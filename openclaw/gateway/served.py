@@ -2,7 +2,8 @@
 
 Guarantees: a reply is known by its owner and the digest of its whole conversation, so its own words alone never give
 it ids. Memory holds `MAX_REMEMBERED_TOKENS`, evicted least recently used first; replies that memory lacks are looked
-up in the ledger, which has none of forgotten or redacted turns. Owns the memory; used from one event loop.
+up in the ledger, which has none of forgotten or redacted turns. Replies that it lacks are remembered, too, but only if no
+other process records any. Owns the memory; used from one event loop.
 """
 
 from __future__ import annotations
@@ -35,12 +36,15 @@ LOOKED_UP_REPLIES = 64
 class ServedReplies:
     """Remembers replies and finds them in requests."""
 
-    def __init__(self, turns: Turns, form: ReplyFormat, placeholders: Collection[int] = ()) -> None:
+    def __init__(
+        self, turns: Turns, form: ReplyFormat, placeholders: Collection[int] = (), *, alone: bool = True
+    ) -> None:
         """Create an empty memory over the ledger's ``turns`` for replies of the format ``form``.
 
-        A reply with one of ``placeholders`` is rendered from its text, because an engine would look for a picture.
+        ``alone``: no other process records replies. A reply with one of ``placeholders`` is rendered from its text, because an engine would look for a picture.
         """
         self._turns = turns
+        self._alone = alone
         self._form = form
         self._placeholders = frozenset(placeholders)
         self._known: OrderedDict[bytes, ServedReply] = OrderedDict()
@@ -98,7 +102,7 @@ class ServedReplies:
             if record.conversation not in self._known:
                 self._add(record.conversation, record.response_ids, record.prompt_end)
         for digest in digests:
-            if digest not in self._known:
+            if self._alone and digest not in self._known:
                 self._unknown[digest] = None
         while len(self._unknown) > MAX_UNKNOWN:
             self._unknown.popitem(last=False)

@@ -130,6 +130,10 @@ class Database:
                     raise
                 time.sleep(0.005)
 
+    def only_read(self) -> None:
+        """Refuse every further write of this connection."""
+        self.connection.execute("PRAGMA query_only = ON")
+
     def close(self) -> None:
         """Close the connection."""
         with self.lock:

@@ -32,8 +32,9 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,7 @@ from openclaw.privacy.redactor import build_redactor
 from openclaw.privacy.secret_finder import OwnKeyFinder, secret_values
 from openclaw.runtime.adapters import RunAdapters
 from openclaw.runtime.where import requests_path
+from openclaw.runtime.workers import Workers
 from slime.utils.model_config import config_or_none
 
 MAX_FILES = 65536
@@ -107,10 +109,17 @@ class GatewayServer(uvicorn.Server):
     """uvicorn with bounded connections, without signal handlers."""
 
     def __init__(
-        self, app: ASGIApp, config: RuntimeConfig, metrics: GatewayMetrics, bounds: DoorBounds | None = None
+        self,
+        app: ASGIApp,
+        config: RuntimeConfig,
+        metrics: GatewayMetrics,
+        bounds: DoorBounds | None = None,
+        sockets: Sequence[socket.socket] | None = None,
     ) -> None:
-        """Prepare to serve ``app``; ``bounds`` default to those of ``config``."""
+        """Prepare to serve ``app``; ``bounds`` and ``sockets`` default to those of ``config``."""
+        self.metrics = metrics
         self._run_dir = config.run_dir
+        self._sockets = sockets
         self._door = Door(
             bounds or DoorBounds(room_for_connections(config.max_connections)),
             lambda name: metrics.limit_hits.labels(limit=name).inc(),
@@ -140,28 +149,34 @@ class GatewayServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start the application, then listen; uvicorn itself cannot bound TLS handshakes."""
         await super().startup([])
+        try:
+            if self._sockets is None:
+                self.servers.append(await self.listen(host=self.config.host, port=self.config.port))
+            for sock in self._sockets or ():
+                self.servers.append(await self.listen(sock=sock))
+        except OSError as error:
+            logger.error("%s", error)
+            await self.lifespan.shutdown()
+            sys.exit(STARTUP_FAILURE)
+        addresses = [":".join(map(str, sock.getsockname()[:2])) for item in self.servers for sock in item.sockets]
+        if addresses:
+            logger.info("the gateway listens on %s", ", ".join(addresses))
+            mark(self._run_dir, GATEWAY, Step.LISTENS)
+
+    async def listen(self, **where: Any) -> asyncio.Server:
+        """Return what accepts connections at a ``host`` and ``port``, or of a ``sock``, until it is closed."""
         config = self.config
 
         def connection() -> asyncio.Protocol:
             return self._door.protocol(config=config, server_state=self.server_state, app_state=self.lifespan.state)
 
-        try:
-            listener = await asyncio.get_running_loop().create_server(
-                connection,
-                config.host,
-                config.port,
-                backlog=config.backlog,
-                ssl=config.ssl,
-                ssl_handshake_timeout=HANDSHAKE_SECONDS.most if config.ssl else None,
-            )
-        except OSError as error:
-            logger.error("%s", error)
-            await self.lifespan.shutdown()
-            sys.exit(STARTUP_FAILURE)
-        self.servers.append(listener)
-        addresses = [":".join(map(str, item.getsockname()[:2])) for item in listener.sockets]
-        logger.info("the gateway listens on %s", ", ".join(addresses))
-        mark(self._run_dir, GATEWAY, Step.LISTENS)
+        return await asyncio.get_running_loop().create_server(
+            connection,
+            backlog=config.backlog,
+            ssl=config.ssl,
+            ssl_handshake_timeout=HANDSHAKE_SECONDS.most if config.ssl else None,
+            **where,
+        )
 
 
 COLLECT_SECONDS = 30.0
@@ -260,6 +275,7 @@ async def serve(config: RuntimeConfig) -> None:
                 *(config, ledger, renderer.render, registry, renderer.render_reply),
                 reply_texts(tokenizer, renderer, config),
             )
+        topk = judge.student_topk if judge else 0
         service = ChatService(
             config,
             tokenizer,
@@ -268,7 +284,7 @@ async def serve(config: RuntimeConfig) -> None:
             renderer=renderer,
             processor=eyes_of(config.tokenizer or ""),
             on_pending=judge.notify if judge else lambda: None,
-            topk=judge.student_topk if judge else 0,
+            topk=topk,
             trains_rewards=trains_rewards(config.method) if config.method else True,
         )
         if judge is not None:
@@ -279,12 +295,15 @@ async def serve(config: RuntimeConfig) -> None:
             if config.run_dir and config.adapter_per_person
             else None
         )
-        app = create_app(service, registry, keyring, slots, own)
-        server = GatewayServer(app, config, service.metrics)
+        workers = Workers(config, registry) if config.workers > 1 else None
+        if workers is not None:
+            workers.bind()
+        app = create_app(
+            service, workers.metrics if workers else registry, keyring, slots, own, workers.alive if workers else None
+        )
+        server = GatewayServer(app, config, service.metrics, sockets=() if workers else None)
         if config.tls_cert and config.tls_key:
-            app.reloader.watch(
-                [Path(config.tls_cert), Path(config.tls_key)], lambda: _renew_certificate(server, config)
-            )
+            app.reloader.watch([Path(config.tls_cert), Path(config.tls_key)], lambda: renew_certificate(server, config))
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, app.reloader.now)
         if records is not None:
             records.start()
@@ -292,7 +311,8 @@ async def serve(config: RuntimeConfig) -> None:
         sys.setswitchinterval(THREAD_SWITCH_SECONDS)
         garbage = asyncio.create_task(collect_when_quiet(lambda: service.replies.under_way > 0))
         try:
-            await _run(server, judge, practice)
+            keep = partial(workers.run, server, app, service, keyring, topk) if workers else None
+            await _run(server, judge, practice, keep)
         finally:
             garbage.cancel()
             if records is not None:
@@ -302,20 +322,25 @@ async def serve(config: RuntimeConfig) -> None:
         slots.close()
 
 
-def _renew_certificate(server: uvicorn.Server, config: RuntimeConfig) -> None:
+def renew_certificate(server: uvicorn.Server, config: RuntimeConfig) -> None:
     """Use the current certificate files for new connections."""
     check_certificate(config)
     if server.config.ssl is not None:
         load_certificate(server.config.ssl, config)
 
 
-async def _run(server: uvicorn.Server, judge: JudgeLoop | None, practice: PracticeLoop | None) -> None:
-    """Run server, judge loop and practice until one of them ends, then end the others."""
+async def _run(
+    server: uvicorn.Server,
+    judge: JudgeLoop | None,
+    practice: PracticeLoop | None,
+    keep_workers: Callable[[asyncio.Event], Coroutine[Any, Any, None]] | None,
+) -> None:
+    """Run server, judge loop, practice and workers until one of them ends, then end the others; workers end before the server."""
     stop = asyncio.Event()
 
     def end() -> None:
         stop.set()
-        server.should_exit = True
+        server.should_exit = server.should_exit or keep_workers is None
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -325,6 +350,8 @@ async def _run(server: uvicorn.Server, judge: JudgeLoop | None, practice: Practi
         logger.info("OPENCLAW_METHOD is not set: turns are recorded but not judged")
     else:
         tasks.append(asyncio.create_task(judge.run(stop), name="judge"))
+    if keep_workers is not None:
+        tasks.append(asyncio.create_task(keep_workers(stop), name="workers"))
     if practice is not None:
         tasks.append(asyncio.create_task(practice.run(stop), name="practice"))
     try:
@@ -337,15 +364,20 @@ async def _run(server: uvicorn.Server, judge: JudgeLoop | None, practice: Practi
             raise result
 
 
+def set_up_logs(config: RuntimeConfig) -> None:
+    """Log to standard error, as the configuration says."""
+    logging.basicConfig(
+        level=config.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
+    )
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+
+
 def main() -> int:
     """Run the process and return its exit status."""
     watch_lifeline()
     try:
         config = RuntimeConfig.from_env()
-        logging.basicConfig(
-            level=config.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
-        )
-        logging.getLogger("httpx").setLevel(logging.WARNING)
+        set_up_logs(config)
         for name, value, source in config.describe():
             logger.debug("%s=%s (%s)", name, value, source)
         mark(config.run_dir, GATEWAY, Step.LOADED)

@@ -94,7 +94,12 @@ class ChildProcess:
 
 
 def spawn(
-    command: Sequence[str | Path], *, env: Mapping[str, str] | None = None, log_path: Path | None = None, name: str = ""
+    command: Sequence[str | Path],
+    *,
+    env: Mapping[str, str] | None = None,
+    log_path: Path | None = None,
+    name: str = "",
+    keeps: Sequence[int] = (),
 ) -> ChildProcess:
     """Start ``command`` in a new session, with a lifeline to this process.
 
@@ -103,6 +108,7 @@ def spawn(
         env: complete environment of the child; ``None`` inherits this process's.
         log_path: file to append stdout and stderr to; ``None`` inherits them.
         name: name for messages.
+        keeps: file descriptors that the child inherits, under the same numbers.
     """
     read_end, write_end = os.pipe()
     environment = dict(os.environ if env is None else env)
@@ -119,7 +125,7 @@ def spawn(
             stdout=log,
             stderr=subprocess.STDOUT if log is not None else None,
             start_new_session=True,
-            pass_fds=(read_end,),
+            pass_fds=(read_end, *keeps),
         )
     except BaseException:
         os.close(write_end)
