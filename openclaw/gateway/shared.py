@@ -417,6 +417,17 @@ class Lead:
             self._answers[number].cancel()
 
 
+def announce(service: ChatService, tell: Callable[..., None]) -> None:
+    """Let workers hear of what the leading process's ``service`` forgets; ``tell`` calls a function of each."""
+    service.on_forgotten = lambda session_id: tell("forget", session_id)
+    service.lessons.on_forgotten = lambda person: tell("forget_lessons", person)
+
+
+def heard(service: ChatService) -> dict[str, Function]:
+    """Return the functions of a worker that `announce` calls."""
+    return {"forget": service.forget, "forget_lessons": service.lessons.forget}
+
+
 async def admit_episode(shared: Shared, keyring: Keyring, digest: bytes) -> None:
     """Let a worker's ``keyring`` know the key of an episode with this digest exactly if the leading process does."""
     key = await shared.episode_key(digest)

@@ -2,7 +2,8 @@
 
 Guarantees: `InFlightRegistry.begin` and `InFlightRegistry.end` only write memory, a few microseconds each, and never fail. `read` works while
 the writer is frozen and after it was killed. The file has no contents of a request and only its owner reads it; `close`
-deletes it. One process writes a file; any may read.
+deletes it. One process writes a file; any may read. The workers of a gateway have files of their own beside the leading
+process's (`of_worker`), and whoever reads that one reads theirs.
 """
 
 from __future__ import annotations
@@ -85,18 +86,34 @@ class InFlightRegistry:
 
 
 def read(path: Path) -> list[InFlightRequest]:
-    """Return the requests in a file, the oldest first; none if there is no such file."""
-    try:
-        data = path.read_bytes()
-    except OSError:
-        return []
+    """Return the requests in a file and those of its workers, the oldest first; none if there is no such file."""
     in_flight_requests: list[InFlightRequest] = []
-    for offset in range(0, len(data) - SLOT_BYTES + 1, SLOT_BYTES):
-        started, *names = SLOT.unpack_from(data, offset)
-        if started > 0:
-            id, key, route = (NOT_SHOWN.sub("?", name.decode("ascii", "replace")) for name in names)
-            in_flight_requests.append(InFlightRequest(id, key, route, started))
+    for file in _files(path):
+        try:
+            data = file.read_bytes()
+        except OSError:
+            continue
+        for offset in range(0, len(data) - SLOT_BYTES + 1, SLOT_BYTES):
+            started, *names = SLOT.unpack_from(data, offset)
+            if started > 0:
+                id, key, route = (NOT_SHOWN.sub("?", name.decode("ascii", "replace")) for name in names)
+                in_flight_requests.append(InFlightRequest(id, key, route, started))
     return sorted(in_flight_requests, key=lambda request: request.started)
+
+
+def of_worker(path: Path, number: int) -> Path:
+    """Return the file of one worker beside that of the leading process."""
+    return path.with_name(f"{path.name}.{number}")
+
+
+def delete(path: Path) -> None:
+    """Delete a file and those of its workers."""
+    for file in _files(path):
+        file.unlink(missing_ok=True)
+
+
+def _files(path: Path) -> list[Path]:
+    return [path, *path.parent.glob(f"{path.name}.[0-9]*")]
 
 
 def _mapped(path: Path) -> mmap.mmap:

@@ -367,7 +367,7 @@ class RuntimeSupervisor:
         if self._requests_path is None:
             return ""
         content = self.under_way()
-        self._requests_path.unlink(missing_ok=True)
+        under_way.delete(self._requests_path)
         if not content:
             return "; no requests under way"
         now = time.time()

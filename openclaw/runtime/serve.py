@@ -54,6 +54,7 @@ from groundwork.processors import load_processor, load_tokenizer
 from groundwork.start_timeline import GATEWAY, Step, mark
 from openclaw.config.bounds import HANDSHAKE_SECONDS
 from openclaw.config.runtime import RuntimeConfig
+from openclaw.gateway import under_way
 from openclaw.gateway.app import create_app
 from openclaw.gateway.auth import Keyring
 from openclaw.gateway.chat import ChatService
@@ -267,6 +268,7 @@ async def serve(config: RuntimeConfig) -> None:
     ledger = Ledger(config.ledger or "", redaction=build_redactor(config.redact, registry, own_keys))
     ledger.sessions.reserve()
     records = RecordFiles(ledger.path, config.record_bytes) if config.record_bytes and config.run_dir else None
+    under_way.delete(requests_path(config.ledger or ""))
     slots = InFlightRegistry(requests_path(config.ledger or ""))
     try:
         judge = None

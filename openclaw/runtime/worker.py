@@ -29,8 +29,8 @@ from openclaw.gateway.channel import Channel, Function
 from openclaw.gateway.chat import ChatService
 from openclaw.gateway.protocol import DoorBounds
 from openclaw.gateway.response_desk import ResponseDesk
-from openclaw.gateway.shared import PassedOn, Shared
-from openclaw.gateway.under_way import InFlightRegistry
+from openclaw.gateway.shared import PassedOn, Shared, heard
+from openclaw.gateway.under_way import InFlightRegistry, of_worker
 from openclaw.ledger.store import Ledger
 from openclaw.runtime.serve import (
     THREAD_SWITCH_SECONDS,
@@ -42,7 +42,7 @@ from openclaw.runtime.serve import (
     set_up_logs,
     settle,
 )
-from openclaw.runtime.workers import worker_requests
+from openclaw.runtime.where import requests_path
 
 logger = logging.getLogger("openclaw.worker")
 
@@ -78,7 +78,7 @@ async def serve_worker(config: RuntimeConfig, number: int, topk: int, sockets: S
         shared=shared,
     )
     keyring, desk = Keyring(config.api_key, config.api_keys_file), ResponseDesk(service, ledger)
-    slots = InFlightRegistry(worker_requests(config.ledger or "", number))
+    slots = InFlightRegistry(of_worker(requests_path(config.ledger or ""), number))
     app = create_worker_app(service, shared, desk, keyring, slots)
     bounds = DoorBounds(room_for_connections(-(-config.max_connections // config.workers)))
     server = GatewayServer(app, config, service.metrics, bounds, sockets[1:])
@@ -94,12 +94,11 @@ async def serve_worker(config: RuntimeConfig, number: int, topk: int, sockets: S
             logger.error("worker %d keeps the previous keys and certificate: %s", number, error)
 
     functions |= {
-        "ping": lambda: None,
-        "forget": service.forget,
-        "forget_lessons": service.lessons.forget,
+        **heard(service),
+        "stop_response": desk.stop,
         "reload": reload,
         "stop": stop,
-        "stop_response": desk.stop,
+        "ping": lambda: None,
     }
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):

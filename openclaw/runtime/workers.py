@@ -33,7 +33,7 @@ from openclaw.gateway.app import GuardedApp
 from openclaw.gateway.auth import Client, Keyring
 from openclaw.gateway.channel import Channel, ChannelLostError
 from openclaw.gateway.chat import ChatService
-from openclaw.gateway.shared import Lead
+from openclaw.gateway.shared import Lead, announce
 from openclaw.runtime.process import write_stack
 from openclaw.runtime.where import requests_path
 
@@ -114,8 +114,7 @@ class Workers:
             topk: see `ChatService`.
             stop: set when all are to end.
         """
-        service.on_forgotten = lambda session_id: self._tell("forget", session_id)
-        service.lessons.on_forgotten = lambda person: self._tell("forget_lessons", person)
+        announce(service, self._tell)
         app.reloader.on_reloaded = lambda: self._tell("reload")
         app.desk.elsewhere = self._stop_response
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -249,16 +248,10 @@ class Workers:
             deputy.close()
 
     def _lost_requests(self, number: int) -> str:
-        path = worker_requests(self._config.ledger or "", number)
+        path = under_way.of_worker(requests_path(self._config.ledger or ""), number)
         names = [request.id for request in under_way.read(path)]
-        path.unlink(missing_ok=True)
+        under_way.delete(path)
         return ", ".join(names) or "none"
-
-
-def worker_requests(ledger: str, number: int) -> Path:
-    """Return the file of the requests under way of one worker."""
-    path = requests_path(ledger)
-    return path.with_name(f"{path.name}.{number}")
 
 
 def bound(host: str, port: int) -> list[socket.socket]:
