@@ -5,7 +5,8 @@ stand-in engine answers with a token per decode step, the gateway is the real ru
 is a third process. Per number of connections: time to first token (direct, through the gateway, and buffered), added
 latency, throughput ratio, `/healthz` under load. With `--lessons N` only this is measured: what N lessons of a person add to
 the time to the first token, rounds with and without them alternating. With `--costs` only this: the processor time of a request and
-of a token, apart, from replies of two lengths. With `--dialects` only this: what each dialect adds to the first token. Without these
+of a token, apart, from replies of two lengths. With `--dialects` only this: what each dialect adds to the first token. With
+`--workers N` only this: what N workers carry beside one process alone. Without these
 options: the ceiling without a pace, stalls as long as a weight update's, and memory per session held. Exit status 1 when something fails; figures are recorded, not judged.
 
 Other gateways are measured in the same run when they are installed. For LiteLLM: `python -m venv DIR && DIR/bin/python -m pip
@@ -33,6 +34,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from threading import Event, Thread
 
+import psutil
+
 from benchmarks.load import TURNS, Result, Spec
 from benchmarks.machine import REPOSITORY, describe_machine
 from groundwork.command_line import output_file
@@ -43,7 +46,6 @@ from openclaw.runtime.process import free_port
 
 START_SECONDS = 90.0
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-TICKS = os.sysconf("SC_CLK_TCK")
 SYSTEM = (
     "You help one person with everyday questions. Answer in plain words, keep it short, and say when you do not know. "
 )
@@ -141,9 +143,10 @@ class Server:
                 time.sleep(0.05)
 
     def cpu_seconds(self) -> float:
-        """Return the processor time that the process has used."""
-        fields = Path(f"/proc/{self.child.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / TICKS
+        """Return the processor time that the process and those below it have used."""
+        process = psutil.Process(self.child.pid)
+        times = [each.cpu_times() for each in (process, *process.children(recursive=True))]
+        return sum(each.user + each.system for each in times)
 
     def memory_mib(self) -> float:
         """Return the process's resident memory."""
@@ -577,6 +580,36 @@ def run_costs(arguments: argparse.Namespace, folder: Path, stack: ExitStack) -> 
     return figures
 
 
+def run_workers(arguments: argparse.Namespace, folder: Path, stack: ExitStack) -> dict:
+    """Measure one process and several workers before the same engine; rounds of both and of the engine itself alternate."""
+    tokenizer = build_tokenizer()
+    tokenizer.save_pretrained(folder / "tokenizer")
+    seconds, rounds = (3.0, 1) if arguments.quick else (arguments.seconds, arguments.rounds)
+    workload = build_workload(tokenizer, TOKENS)
+    engine = start_engine(workload, STEP_MS, folder)
+    stack.callback(engine.stop)
+    gateways = {}
+    for workers in (1, arguments.workers):
+        gateways[workers] = start_gateway(engine, folder / "tokenizer", folder, GATEWAY_WORKERS=str(workers))
+        stack.callback(gateways[workers].stop)
+        measure(Spec(gateways[workers].port, CHAT, 4, 1.0, workload.chat, workload.texts), engine)  # warm
+    figures: dict = {"step_ms": STEP_MS, "seconds": seconds, "rounds": rounds, "workers": []}
+    for count in [16] if arguments.quick else [int(word) for word in arguments.connections.split(",")]:
+        direct: list[Run] = []
+        runs: dict[int, list[Run]] = {workers: [] for workers in gateways}
+        for _ in range(rounds):
+            straight = Spec(engine.port, "/generate", count, seconds, workload.engine, workload.texts)
+            direct.append(measure(straight, engine))
+            for workers, gateway in gateways.items():
+                spec = Spec(gateway.port, CHAT, count, seconds, workload.chat, workload.texts, health=True)
+                runs[workers].append(measure(spec, engine, gateway))
+                time.sleep(IDLE_SECONDS)
+        rows = {workers: pooled(taken) | added(taken, direct) for workers, taken in runs.items()}
+        figures["workers"].append({"connections": count, "direct": pooled(direct), **rows})
+        print(json.dumps(figures["workers"][-1]), flush=True)
+    return figures
+
+
 def run_all(arguments: argparse.Namespace, folder: Path, stack: ExitStack) -> dict:
     """Take every measurement and return the figures."""
     tokenizer = build_tokenizer()
@@ -634,6 +667,7 @@ def main() -> None:
         choices=range(1, len(LESSONS) + 1),
         help="measure only what so many lessons of a person add to the first token",
     )
+    parts.add_argument("--workers", type=int, help="measure only what so many workers carry beside one process alone")
     parts.add_argument(
         "--costs", action="store_true", help="measure only the processor time of a request and of a token, apart"
     )
@@ -648,7 +682,12 @@ def main() -> None:
     parser.add_argument("--json", required=True, type=output_file, help="file for the figures")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="gateway-") as folder, ExitStack() as stack:
-        asked = {run_lessons: arguments.lessons, run_costs: arguments.costs, run_dialects: arguments.dialects}
+        asked = {
+            run_lessons: arguments.lessons,
+            run_costs: arguments.costs,
+            run_dialects: arguments.dialects,
+            run_workers: arguments.workers,
+        }
         work = next((part for part, wanted in asked.items() if wanted), run_all)
         figures = work(arguments, Path(folder), stack)
     arguments.json.parent.mkdir(parents=True, exist_ok=True)
