@@ -35,7 +35,7 @@ from openclaw.gateway.channel import Channel, ChannelLostError
 from openclaw.gateway.chat import ChatService
 from openclaw.gateway.shared import Lead, announce
 from openclaw.runtime.process import write_stack
-from openclaw.runtime.where import requests_path
+from openclaw.runtime.where import own_import_paths, requests_path
 
 if TYPE_CHECKING:
     from openclaw.runtime.serve import GatewayServer
@@ -49,6 +49,7 @@ LOOKS = 4
 """At a worker that does not answer, before it counts as frozen."""
 POLL_SECONDS = 0.02
 END_SECONDS = 5.0
+PROGRAM = "openclaw.runtime.worker"
 METRICS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 
 
@@ -72,9 +73,10 @@ class Worker:
 class Workers:
     """Owns the workers, their sockets, and the folder of their counts."""
 
-    def __init__(self, config: RuntimeConfig, registry: CollectorRegistry) -> None:
-        """Prepare for the workers of ``config``; ``registry`` has the leading process's own metrics."""
+    def __init__(self, config: RuntimeConfig, registry: CollectorRegistry, program: str = PROGRAM) -> None:
+        """Prepare for the workers of ``config``; ``registry`` has the leading process's own metrics, ``program`` is a worker's module."""
         self._config = config
+        self._program = program
         self._folder = workers_folder(config.ledger or "")
         self.metrics = SummedMetrics(registry, self._folder)
         self._workers: dict[int, Worker] = {}
@@ -191,8 +193,9 @@ class Workers:
         """Start a worker; it serves once it says that it is ready."""
         ours, theirs = socket.socketpair()
         descriptors = [theirs.fileno(), *(sock.fileno() for sock in self._sockets[number])]
-        command = [sys.executable, "-m", "openclaw.runtime.worker", str(number), str(topk), *map(str, descriptors)]
-        environment = {**os.environ, METRICS_VARIABLE: str(self._folder)}
+        command = [sys.executable, "-m", self._program, str(number), str(topk), *map(str, descriptors)]
+        paths = os.pathsep.join(own_import_paths())
+        environment = {**os.environ, "PYTHONPATH": paths, METRICS_VARIABLE: str(self._folder)}
         try:
             child = spawn(command, env=environment, name=f"worker {number}", keeps=descriptors)
         finally:
