@@ -299,7 +299,10 @@ async def serve(config: RuntimeConfig) -> None:
         )
         workers = Workers(config, registry) if config.workers > 1 else None
         if workers is not None:
-            workers.bind()
+            try:
+                workers.bind()
+            except OSError as error:
+                raise ConfigError(str(error)) from error
         app = create_app(
             service, workers.metrics if workers else registry, keyring, slots, own, workers.alive if workers else None
         )

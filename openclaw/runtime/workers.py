@@ -32,9 +32,9 @@ from openclaw.gateway import under_way
 from openclaw.gateway.app import GuardedApp
 from openclaw.gateway.auth import Client, Keyring
 from openclaw.gateway.channel import Channel, ChannelLostError
-from openclaw.gateway.chat import ChatService
+from openclaw.gateway.chat import CLOSE_SECONDS, ChatService
 from openclaw.gateway.shared import Lead, announce
-from openclaw.runtime.process import write_stack
+from openclaw.runtime.process import PORT_PATIENCE_SECONDS, free_port, write_stack
 from openclaw.runtime.where import own_import_paths, requests_path
 
 if TYPE_CHECKING:
@@ -45,6 +45,8 @@ logger = logging.getLogger(__name__)
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.1, 30.0
 LONG_LIFE_SECONDS = 60.0
 """A worker that lived this long is started again at once."""
+START_SECONDS = 60.0
+"""For which workers that are ready wait for the others at the first start."""
 LOOKS = 4
 """At a worker that does not answer, before it counts as frozen."""
 POLL_SECONDS = 0.02
@@ -95,7 +97,9 @@ class Workers:
         Raises:
             OSError: another process has it.
         """
-        self._sockets = [bound(self._config.host, self._config.port) for _ in range(self._config.workers)]
+        host = self._config.host
+        port = free_port(host, self._config.port, PORT_PATIENCE_SECONDS)  # or it would be shared with another run
+        self._sockets = [bound(host, port) for _ in range(self._config.workers)]
 
     async def run(
         self,
@@ -125,6 +129,7 @@ class Workers:
             asyncio.create_task(self._keep(number, server, lambda: Lead(service, app, keyring.episodes), topk))
             for number in range(self._config.workers)
         ]
+        asyncio.get_running_loop().call_later(START_SECONDS, self._all_ready.set)
         try:
             stopped = asyncio.create_task(stop.wait())
             await asyncio.wait({stopped, *keepers}, return_when=asyncio.FIRST_COMPLETED)
@@ -154,9 +159,11 @@ class Workers:
             self._dismiss(number)
         for sock in [sock for sockets in self._sockets for sock in sockets]:
             sock.close()
+        patience = self._config.grace_seconds + CLOSE_SECONDS
         for worker in self._workers.values():
             if worker.ready:
                 worker.channel.tell("stop")
+                asyncio.get_running_loop().call_later(patience, worker.channel.close)
             else:
                 worker.channel.close()
 
@@ -206,6 +213,8 @@ class Workers:
         worker = self._workers[number] = Worker(number, child, lead, channel, gone)
         functions["ready"] = lambda: self._ready(worker)
         await channel.open(ours)
+        if self._stopping:
+            channel.close()
         return worker
 
     async def _ready(self, worker: Worker) -> None:
@@ -236,14 +245,14 @@ class Workers:
     async def _reap(self, worker: Worker) -> None:
         """End the process of a worker that is gone, and give back what it held."""
         deadline = asyncio.get_running_loop().time() + END_SECONDS
-        while self._stopping and worker.child.alive() and asyncio.get_running_loop().time() < deadline:
+        while self._stopping and worker.ready and worker.child.alive() and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(POLL_SECONDS)
         await asyncio.to_thread(worker.child.kill)
         await worker.lead.give_back()
 
     async def _stand_in(self, number: int, server: GatewayServer) -> None:
         """Accept the connections of a worker that is gone, until the next one serves."""
-        if number not in self._deputies:
+        if number not in self._deputies and server.started:
             self._deputies[number] = [await server.listen(sock=sock.dup()) for sock in self._sockets[number]]
 
     def _dismiss(self, number: int) -> None:
