@@ -44,7 +44,7 @@ from lab.testkit.tiny_random import build_tokenizer
 from openclaw.gateway.dialects import DIALECTS, MESSAGES, RESPONSES, TEXT
 from openclaw.runtime.process import free_port
 
-START_SECONDS = 90.0
+START_SECONDS = 240.0
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 SYSTEM = (
     "You help one person with everyday questions. Answer in plain words, keep it short, and say when you do not know. "
