@@ -304,4 +304,4 @@ def test_it_ends_with_its_workers_once_running_replies_have_ended(gateway: Gatew
         assert [answer.result().status for answer in answers] == [200, 200]
     assert gateway.server.child.wait(SECONDS) == 0
     assert not any(worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE for worker in workers)
-    assert [turn.finish_reason for turn in gateway.turns("fay")] == ["length", "length"]
+    assert [turn.finish_reason for turn in gateway.turns("fay")] == ["stop", "stop"]
