@@ -20,7 +20,6 @@ from typing import Any, Self
 
 from groundwork.command_line import names_a_user
 from groundwork.exceptions import ConfigError
-from groundwork.machine import usable_cores
 from groundwork.network import is_loopback
 from groundwork.variables import Value, Variable
 from openclaw.config.runtime_variables import DEBUG_LEVEL, VARIABLES, RuntimeVariables
@@ -30,9 +29,6 @@ __all__ = ["VARIABLES", "ConfigError", "RuntimeConfig", "Value", "Variable", "ke
 
 SHARE_OF_A_KEY = 4
 """With a keys file, one key may have this part of the server's concurrent requests, unless its variable is set."""
-MOST_WORKERS = 8
-CORES_PER_WORKER = 4
-"""The trainer, the judge and the engines' own processes need most of a machine's cores."""
 HOST_NAME = re.compile(r"[a-z0-9_.-]+|[0-9a-f:]*:[0-9a-f:.]*")
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#@*]+")
 
@@ -172,11 +168,6 @@ class RuntimeConfig(RuntimeVariables):
     def model_name(self) -> str:
         """Return the served model's name: ``SERVED_MODEL_NAME``, else the last part of the tokenizer's path."""
         return self.served_model_name or Path(self.tokenizer or "policy").name
-
-    @property
-    def workers(self) -> int:
-        """Return how many processes answer requests for replies: as set, else by this machine's cores."""
-        return self.gateway_workers or max(1, min(MOST_WORKERS, usable_cores() // CORES_PER_WORKER))
 
     @property
     def train_token_limit(self) -> int:

@@ -303,11 +303,10 @@ class RuntimeVariables(GateVariables):
         "exclude",
         "turns whose reply the user regenerated: exclude leaves them out of training, negative judges them by that",
     )
-    gateway_workers: int | None = variable(
+    gateway_workers: int = variable(
         "GATEWAY_WORKERS",
-        None,
-        "processes that answer requests for replies, beside the one that leads; 1: that one alone; unset: a quarter of the cores, at "
-        "most 8",
+        1,
+        "processes that answer requests for replies, beside the one that leads; 1: that one alone",
         minimum=1,
         maximum=64,
     )

@@ -266,7 +266,7 @@ def _guard(
         bodies=Bodies(
             config.max_body_bytes,
             most_of_a_key=config.concurrent_per_key if config.api_keys_file else None,
-            memory=max(config.max_body_bytes, BODY_MEMORY.most // config.workers),
+            memory=max(config.max_body_bytes, BODY_MEMORY.most // config.gateway_workers),
         ),
         limits=service.limits,
         metrics=service.metrics,

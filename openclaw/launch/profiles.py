@@ -131,7 +131,6 @@ TINY_CPU = Profile(
         "OPENCLAW_MOST_LESSONS": "2",
         "OPENCLAW_JUDGE_CONCURRENCY": "16",
         "OPENCLAW_OPD_TEACHER_LP_MAX_CONCURRENCY": "8",
-        "GATEWAY_WORKERS": "1",
         "PRM_M": "1",
     },
     flags=("--serve-when-done",),

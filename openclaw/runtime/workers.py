@@ -99,7 +99,7 @@ class Workers:
         """
         host = self._config.host
         port = free_port(host, self._config.port, PORT_PATIENCE_SECONDS)  # or it would be shared with another run
-        self._sockets = [bound(host, port) for _ in range(self._config.workers)]
+        self._sockets = [bound(host, port) for _ in range(self._config.gateway_workers)]
 
     async def run(
         self,
@@ -127,7 +127,7 @@ class Workers:
         private_folder(self._folder)
         keepers = [
             asyncio.create_task(self._keep(number, server, lambda: Lead(service, app, keyring.episodes), topk))
-            for number in range(self._config.workers)
+            for number in range(self._config.gateway_workers)
         ]
         asyncio.get_running_loop().call_later(START_SECONDS, self._all_ready.set)
         try:
