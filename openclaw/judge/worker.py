@@ -429,14 +429,9 @@ class JudgeWorker:
         return decision if decision.samples else SampleDecision(reason=rule)
 
     async def _unless_probe(self, turn: Turn, verdict: Verdict, decision: SampleDecision) -> SampleDecision:
-        """Return a decision about a turn; without its samples if the gate keeps the turn as a probe."""
-        share = self._settings.gate_share
-        if (
-            decision.samples
-            and verdict.score
-            and self._trains(turn)
-            and await asyncio.to_thread(self._ledger.probes.becomes_probe, turn, share)
-        ):
+        """Return a decision about a turn; without its samples if the gate keeps the turn as a probe, also one under lessons."""
+        probes, share = self._ledger.probes, self._settings.gate_share
+        if decision.samples and verdict.score and await asyncio.to_thread(probes.becomes_probe, turn, share):
             return SampleDecision(reason=PROBE)
         return decision
 

@@ -25,6 +25,7 @@ from groundwork.chat_messages import pictures_in
 from openclaw.ledger.codec import decode_turn, pack_ids
 from openclaw.ledger.database import Database, sessions_of
 from openclaw.ledger.records import PASS, PROBE, Turn, first_pass
+from openclaw.lessons.lesson import UNDER_LESSON
 from openclaw.owners import owner_of, root
 
 BLOCK = 16
@@ -37,6 +38,8 @@ MULTIPLIER = 2654435761
 """Knuth's multiplicative hash: 2**32 divided by the golden ratio. The lowest hashes are spread evenly over time."""
 SCALE = 2**64
 KEY_BYTES = 32
+DECIDED = f"state = 'judged' AND (reason IS NULL OR reason IN ('{PROBE}', '{UNDER_LESSON}'))"
+"""Of turns that the draw decided about: those of lessons are drawn like the others, since the gate asks without lessons."""
 T = TypeVar("T")
 
 
@@ -152,9 +155,8 @@ class Probes:
             return False
         owner = root(owner_of(turn.session_id))
         rows = self._database.rows(
-            "SELECT session_id, reason FROM turns WHERE state = 'judged' AND (reason IS NULL OR reason = ?)"
-            " ORDER BY number DESC LIMIT ?",
-            (PROBE, RECENT),
+            f"SELECT session_id, reason FROM turns WHERE {DECIDED} ORDER BY number DESC LIMIT ?",
+            (RECENT,),
         )
         own = [row["reason"] for row in rows if root(owner_of(row["session_id"])) == owner]
         return sum(reason == PROBE for reason in own) + 1 <= 2 * share * (len(own) + 1)
@@ -172,7 +174,7 @@ class Probes:
     def _in_other_passes(self, turn: Turn) -> bool | None:
         """Return whether the same turn is a probe in another pass through the data; None if none has decided."""
         first = first_pass(turn.session_id, turn.id)
-        decided = "position = ? AND response_ids = ? AND state = 'judged' AND (reason IS NULL OR reason = 'probe')"
+        decided = f"position = ? AND response_ids = ? AND {DECIDED}"
         same = (turn.index, pack_ids(turn.response_ids))
         results = [
             row["reason"]

@@ -26,8 +26,9 @@ from openclaw.judge.worker import GAVE_UP, NO_QUORUM, JudgeWorker, WorkerSetting
 from openclaw.ledger.exceptions import LedgerUnavailableError
 from openclaw.ledger.logs import ReplyScores
 from openclaw.ledger.probes import drawn, part_of
-from openclaw.ledger.records import PROBE, Verdict, Vote
+from openclaw.ledger.records import PROBE, PlainPart, Verdict, Vote
 from openclaw.ledger.store import Ledger
+from openclaw.lessons.lesson import UNDER_LESSON
 from openclaw.training.samples import make_sample
 from tests.helpers.fake_engine import FakeEngine
 
@@ -505,6 +506,20 @@ async def test_a_share_of_the_turns_becomes_probes_and_gives_no_sample(ledger: L
     assert all(bool(record.samples) == (name not in wanted) for name, record in records.items())
     assert all(record.verdict is not None and record.verdict.score == 1 for record in records.values())
     assert bench.count("openclaw_judge_turns_total", outcome="probe") == len(wanted)
+
+
+async def test_a_turn_under_lessons_becomes_a_probe_like_any_other(ledger: Ledger) -> None:
+    """Otherwise the gate would have no opinion of a person as long as lessons stand in the prompts."""
+    bench = Bench(ledger, FakeEngine(lambda _: "\\boxed{1}"), replace(SETTINGS, gate_share=0.5))
+    names = [f"turn-{number}" for number in range(24)]
+    for name in names:
+        bench.pend(name, session_id=name, plain=PlainPart(0, 1, (8,)))
+    async with bench.running():
+        await until(judged(bench, len(names)))
+    wanted = {name for name in names if drawn(part_of(name, name, 0), 0.5, ledger.probes.draw_key())}
+    assert 0 < len(wanted) < len(names)
+    reasons = {record.turn.id: record.turn.reason for record in ledger.views.turn_records()}
+    assert reasons == {name: PROBE if name in wanted else UNDER_LESSON for name in names}
 
 
 async def test_a_session_with_a_probe_gives_no_samples_as_a_whole(ledger: Ledger) -> None:

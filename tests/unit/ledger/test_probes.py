@@ -17,6 +17,7 @@ from openclaw.ledger.conversations import write_conversations
 from openclaw.ledger.probes import BLOCK, Candidate, choose_probes, drawn, part_of, reservoir_order
 from openclaw.ledger.records import PROBE, Feedback, Verdict, suffixed, turn_of_pass
 from openclaw.ledger.store import Ledger
+from openclaw.lessons.lesson import UNDER_LESSON
 from openclaw.owners import stored_id
 from tests.helpers.probes import judged, leased_batch, probes
 
@@ -130,6 +131,18 @@ def test_the_bound_is_per_owner(ledger: Ledger) -> None:
     assert ledger.probes.becomes_probe(make_turn("x", session_id=alice), SHARE)
     assert ledger.probes.becomes_probe(make_turn("x", session_id=drawn_session(ledger, 1, owner="alice/tests")), SHARE)
     assert not ledger.probes.becomes_probe(make_turn("x", session_id=bob), SHARE)
+
+
+def test_turns_under_lessons_count_for_the_bound(ledger: Ledger) -> None:
+    alice = drawn_session(ledger, 1, owner="alice")
+    for number in range(2):
+        judged(ledger, f"p{number}", 1, session=stored_id("alice", f"probe-{number}"), probe=True)
+    assert not ledger.probes.becomes_probe(make_turn("x", session_id=alice), SHARE)
+    for number in range(12):
+        ledger.turns.record(make_turn(f"a{number}", session_id=stored_id("alice", f"told-{number}")))
+        ledger.turns.record_next_state(f"a{number}", USER_NEXT, 102.0)
+        record_judged(ledger, f"a{number}", Verdict(score=1), [], UNDER_LESSON)
+    assert ledger.probes.becomes_probe(make_turn("x", session_id=alice), SHARE)
 
 
 def test_candidates_are_the_probes_of_a_window(ledger: Ledger) -> None:
