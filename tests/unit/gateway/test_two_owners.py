@@ -213,7 +213,10 @@ async def test_responses_are_their_owners(clients: Clients) -> None:
         assert await tries(client, made) == unknown
     mine = {"input": "more", "previous_response_id": made}
     assert (await clients.alice.post("/v1/responses", json=mine)).status_code == 200
-    assert (await clients.root.post("/v1/responses", json=mine)).status_code == 200
+    assert (await clients.root.post("/v1/responses", json=mine)).status_code == 400, (
+        "an admin reads it, and has none of it"
+    )
+    assert (await clients.root.get(f"/v1/responses/{made}")).status_code == 200
     thumb = {"response_id": made, "thumbs": "up"}
     assert (await clients.alice.post("/v1/feedback", json=thumb)).json()["response_id"] == made
     assert (await clients.alice.get(f"/v1/turns/{made}")).json()["id"] == made

@@ -53,6 +53,14 @@ class Leader:
                 results.append((await client.get(f"{self.url}/healthz")).text)
         return results
 
+    async def listens(self) -> bool:
+        """Return whether any worker does already; one that is ready does so a moment later."""
+        try:
+            await self.answers(1)
+        except httpx.ConnectError:
+            return False
+        return True
+
 
 @pytest.fixture
 async def lead(tmp_path: Path, tokenizer: Any, request: pytest.FixtureRequest) -> AsyncIterator[Leader]:
@@ -80,6 +88,7 @@ async def lead(tmp_path: Path, tokenizer: Any, request: pytest.FixtureRequest) -
     leader = Leader(workers, service, registry, stop, tasks, f"http://127.0.0.1:{config.port}")
     try:
         await eventually(workers.alive, 2, SECONDS)
+        await eventually(leader.listens, True, SECONDS)
         yield leader
     finally:
         stop.set()
