@@ -42,7 +42,7 @@ def engine_url(engine: SGLangEngine) -> str:
 
 
 async def converse(client: AsyncOpenAI, number: int) -> None:
-    """One session: every other turn streamed, tools in some, and the first `LEAVERS` leave a reply in the middle."""
+    """One session, short of its own history: tools and streams in some, and the first `LEAVERS` leave a reply in the middle."""
     messages: list[Any] = [{"role": "user", "content": f"Session {number}: what is {number} + 3?"}]
     options: dict[str, Any] = {
         "model": "any",
@@ -54,7 +54,7 @@ async def converse(client: AsyncOpenAI, number: int) -> None:
         options["tools"] = TOOLS
     for turn in range(TURNS):
         message: dict[str, Any] = {"role": "assistant", "content": ""}
-        if turn % 2:
+        if number < LEAVERS or number % 4 < 2:
             leaving = number < LEAVERS and turn == 5
             long = {"max_tokens": 800} if leaving else {}
             stream = await client.chat.completions.create(messages=messages, stream=True, **options | long)
