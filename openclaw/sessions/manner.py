@@ -2,7 +2,7 @@
 
 Nobody goes on from the reply to a client's own request, but nobody goes on from the reply to a user's last words either. Two
 things tell them apart without knowing the client. A client asks for something of its own in another manner than it asked
-for the turn before: without the tools, for a structured answer, without a stream, or under other instructions. And it says
+for the turn before: without the tools, for a structured answer, or under other instructions. And it says
 the same long words again after another reply, though a conversation went on without them.
 
 A user's request may do so, too, so this excludes nothing: `openclaw.sessions.earlier_turns` waits until the conversation
@@ -44,12 +44,11 @@ class Manner:
     def departs_from(self, usual: Manner) -> bool:
         """Return whether a client asks so for something of its own, if it asked for the turn before in the ``usual`` manner.
 
-        More tools, another length or a time of day in the instructions are no sign, because they change in a conversation.
-        Instructions that are missing are none either: a response that continues one by its id need not repeat them.
+        A stream in one turn and none in the next is no sign, because people's own programs mix them. Nor are more tools,
+        another length or a time of day in the instructions, because they change in a conversation, or instructions that
+        are missing: a response that continues one by its id need not repeat them.
         """
         if (usual.tools and not self.tools) or (self.structured and not usual.structured):
-            return True
-        if usual.streamed and not self.streamed:
             return True
         ends, others = self.system, usual.system
         return ends is not None and others is not None and ends[0] != others[0] and ends[1] != others[1]

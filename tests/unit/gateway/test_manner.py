@@ -22,7 +22,6 @@ WORDS = "Look at the last lines above and write the line that is most likely typ
 OWN_REQUESTS = [
     pytest.param([*START, user("One line for the side bar.")], {"streamed": True}, id="title-without-tools"),
     pytest.param([*START, user("Themes, as JSON.")], {**USUAL, "structured": True}, id="tags-as-json"),
-    pytest.param([*START, user("Three of them.")], {"tools": True}, id="follow-ups-without-stream"),
     pytest.param([OTHER, *START[1:], user("Now.")], USUAL, id="summary-under-other-instructions"),
     pytest.param(
         [*START, user("IMPORTANT: answer in text. Do not call any tools.")], USUAL, id="compaction-that-forbids-tools"
@@ -172,6 +171,7 @@ def test_manners() -> None:
     assert manner_of([OTHER], tools=True, structured=False, streamed=True).departs_from(usual)
     assert not Manner(tools=True).departs_from(Manner())
     assert not Manner(streamed=True).departs_from(Manner())
+    assert not Manner().departs_from(Manner(streamed=True)), "people's own programs mix streams with whole replies"
 
 
 def test_the_words_passed_over_are_bounded() -> None:
