@@ -6,8 +6,8 @@ is a third process. Per number of connections: time to first token (direct, thro
 latency, throughput ratio, `/healthz` under load. With `--lessons N` only this is measured: what N lessons of a person add to
 the time to the first token, rounds with and without them alternating. With `--costs` only this: the processor time of a request and
 of a token, apart, from replies of two lengths. With `--dialects` only this: what each dialect adds to the first token. With
-`--workers N` only this: what N workers carry beside one process alone. Without these
-options: the ceiling without a pace, stalls as long as a weight update's, and memory per session held. Exit status 1 when something fails; figures are recorded, not judged.
+`--workers N` only this: what N workers carry beside one process alone. Without these options: the ceiling without a pace, stalls
+as long as a weight update's, and memory per session held. Exit status 1 when something fails; figures are recorded, not judged.
 
 Other gateways are measured in the same run when they are installed. For LiteLLM: `python -m venv DIR && DIR/bin/python -m pip
 install "litellm[proxy]"`, then `--peer litellm --peer-python DIR/bin/python`.
@@ -33,6 +33,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from threading import Event, Thread
+from typing import Any
 
 import psutil
 
@@ -420,6 +421,42 @@ def session_figures(workload: Workload, gateway: Server, counts: list[int]) -> l
     return rows
 
 
+class Bench:
+    """What every part has: its sizes, the tokenizer, and the servers, which end with ``stack``."""
+
+    def __init__(self, arguments: argparse.Namespace, folder: Path, stack: ExitStack) -> None:
+        self.arguments, self.folder, self._stack = arguments, folder, stack
+        self.seconds, self.rounds = (3.0, 1) if arguments.quick else (arguments.seconds, arguments.rounds)
+        self.tokenizer = build_tokenizer()
+        self.tokenizer.save_pretrained(folder / "tokenizer")
+
+    def connections(self, *quick: int) -> list[int]:
+        """Return the numbers of connections that are asked for, or those of a quick run."""
+        return list(quick) if self.arguments.quick else [int(word) for word in self.arguments.connections.split(",")]
+
+    def figures(self, **more: Any) -> dict[str, Any]:
+        """Return the head of a part's figures, followed by ``more``."""
+        return {"step_ms": STEP_MS, "seconds": self.seconds, "rounds": self.rounds, **more}
+
+    def keep(self, server: Server) -> Server:
+        """Return a server that ends with this measurement."""
+        self._stack.callback(server.stop)
+        return server
+
+    def engine(self, workload: Workload, step_ms: float = STEP_MS) -> Server:
+        """Start a stand-in engine."""
+        return self.keep(start_engine(workload, step_ms, self.folder))
+
+    def gateway(self, engine: Server, **variables: str) -> Server:
+        """Start a gateway before ``engine``."""
+        return self.keep(start_gateway(engine, self.folder / "tokenizer", self.folder, **variables))
+
+    def warm(self, engine: Server, gateway: Server, workload: Workload, path: str = CHAT) -> None:
+        """Let a gateway answer its first requests."""
+        bodies = in_dialects(workload.chat)[path]
+        measure(Spec(gateway.port, path, 4, 1.0, bodies, workload.texts), engine)
+
+
 LESSONS = (
     "Keep answers short.",
     "Answer in plain words.",
@@ -465,21 +502,18 @@ def lesson_figures(
     }
 
 
-def run_lessons(arguments: argparse.Namespace, folder: Path, stack: ExitStack) -> dict:
+def run_lessons(bench: Bench) -> dict:
     """Measure lessons in front of short and long conversations."""
-    tokenizer = build_tokenizer()
-    tokenizer.save_pretrained(folder / "tokenizer")
-    seconds, rounds = (3.0, 1) if arguments.quick else (arguments.seconds, arguments.rounds)
-    figures: dict = {"step_ms": STEP_MS, "seconds": seconds, "rounds": rounds, "lessons": []}
-    for history in (0, arguments.history):
-        workload = build_workload(tokenizer, TOKENS, history=history)
-        engine = start_engine(workload, STEP_MS, folder)
-        stack.callback(engine.stop)
-        gateway = start_gateway(engine, folder / "tokenizer", folder)
-        stack.callback(gateway.stop)
-        measure(Spec(gateway.port, CHAT, 4, 1.0, workload.chat, workload.texts), engine)  # warm
+    figures = bench.figures(lessons=[])
+    for history in (0, bench.arguments.history):
+        workload = build_workload(bench.tokenizer, TOKENS, history=history)
+        engine = bench.engine(workload)
+        gateway = bench.gateway(engine)
+        bench.warm(engine, gateway, workload)
         for connections in (1, 16):
-            found = lesson_figures(workload, engine, gateway, arguments.lessons, (connections, seconds, rounds))
+            found = lesson_figures(
+                workload, engine, gateway, bench.arguments.lessons, (connections, bench.seconds, bench.rounds)
+            )
             figures["lessons"].append(found)
             print(json.dumps(found), flush=True)
     return figures
@@ -497,29 +531,24 @@ def in_dialects(chat: Sequence[dict]) -> dict[str, list[dict]]:
     return bodies
 
 
-def run_dialects(arguments: argparse.Namespace, folder: Path, stack: ExitStack) -> dict:
+def run_dialects(bench: Bench) -> dict:
     """Measure what each dialect adds to the first token; rounds of all dialects and of the direct way alternate."""
-    tokenizer = build_tokenizer()
-    tokenizer.save_pretrained(folder / "tokenizer")
-    seconds, rounds = (3.0, 1) if arguments.quick else (arguments.seconds, arguments.rounds)
-    workload = build_workload(tokenizer, TOKENS)
-    engine = start_engine(workload, STEP_MS, folder)
-    stack.callback(engine.stop)
-    gateway = start_gateway(engine, folder / "tokenizer", folder)
-    stack.callback(gateway.stop)
+    workload = build_workload(bench.tokenizer, TOKENS)
+    engine = bench.engine(workload)
+    gateway = bench.gateway(engine)
     bodies = in_dialects(workload.chat)
-    figures: dict = {"step_ms": STEP_MS, "seconds": seconds, "rounds": rounds, "dialects": []}
-    for path, talk in bodies.items():
-        measure(Spec(gateway.port, path, 4, 1.0, talk, workload.texts), engine)  # warm
-    for count in [16] if arguments.quick else [int(word) for word in arguments.connections.split(",")]:
+    figures = bench.figures(dialects=[])
+    for path in bodies:
+        bench.warm(engine, gateway, workload, path)
+    for count in bench.connections(16):
         direct, runs = list[Run](), {path: list[Run]() for path in bodies}
-        for _ in range(rounds):
+        for _ in range(bench.rounds):
             direct.append(
-                measure(Spec(engine.port, "/generate", count, seconds, workload.engine, workload.texts), engine)
+                measure(Spec(engine.port, "/generate", count, bench.seconds, workload.engine, workload.texts), engine)
             )
             for path, talk in bodies.items():
                 runs[path].append(
-                    measure(Spec(gateway.port, path, count, seconds, talk, workload.texts), engine, gateway)
+                    measure(Spec(gateway.port, path, count, bench.seconds, talk, workload.texts), engine, gateway)
                 )
                 time.sleep(IDLE_SECONDS)
         for path, taken in runs.items():
@@ -553,26 +582,21 @@ def cost_figures(runs: dict[int, list[Run]]) -> dict:
     }
 
 
-def run_costs(arguments: argparse.Namespace, folder: Path, stack: ExitStack) -> dict:
+def run_costs(bench: Bench) -> dict:
     """Measure what a request and a token cost, rounds with short and with long replies alternating."""
-    tokenizer = build_tokenizer()
-    tokenizer.save_pretrained(folder / "tokenizer")
-    seconds, rounds = (3.0, 1) if arguments.quick else (arguments.seconds, arguments.rounds)
-    figures: dict = {"step_ms": STEP_MS, "seconds": seconds, "rounds": rounds, "costs": []}
+    figures = bench.figures(costs=[])
     loads = {}
     for tokens in (TOKENS, LONG_REPLY_TOKENS):
-        workload = build_workload(tokenizer, tokens)
-        engine = start_engine(workload, STEP_MS, folder)
-        stack.callback(engine.stop)
-        gateway = start_gateway(engine, folder / "tokenizer", folder)
-        stack.callback(gateway.stop)
+        workload = build_workload(bench.tokenizer, tokens)
+        engine = bench.engine(workload)
+        gateway = bench.gateway(engine)
         loads[tokens] = workload, engine, gateway
-        measure(Spec(gateway.port, CHAT, 4, 1.0, workload.chat, workload.texts), engine)  # warm
-    for count in [16] if arguments.quick else [int(word) for word in arguments.connections.split(",")]:
+        bench.warm(engine, gateway, workload)
+    for count in bench.connections(16):
         runs: dict[int, list[Run]] = {tokens: [] for tokens in loads}
-        for _ in range(rounds):
+        for _ in range(bench.rounds):
             for tokens, (workload, engine, gateway) in loads.items():
-                spec = Spec(gateway.port, CHAT, count, seconds, workload.chat, workload.texts)
+                spec = Spec(gateway.port, CHAT, count, bench.seconds, workload.chat, workload.texts)
                 runs[tokens].append(measure(spec, engine, gateway))
                 time.sleep(IDLE_SECONDS)
         figures["costs"].append({"connections": count, **cost_figures(runs)})
@@ -580,28 +604,23 @@ def run_costs(arguments: argparse.Namespace, folder: Path, stack: ExitStack) -> 
     return figures
 
 
-def run_workers(arguments: argparse.Namespace, folder: Path, stack: ExitStack) -> dict:
+def run_workers(bench: Bench) -> dict:
     """Measure one process and several workers before the same engine; rounds of both and of the engine itself alternate."""
-    tokenizer = build_tokenizer()
-    tokenizer.save_pretrained(folder / "tokenizer")
-    seconds, rounds = (3.0, 1) if arguments.quick else (arguments.seconds, arguments.rounds)
-    workload = build_workload(tokenizer, TOKENS)
-    engine = start_engine(workload, STEP_MS, folder)
-    stack.callback(engine.stop)
+    workload = build_workload(bench.tokenizer, TOKENS)
+    engine = bench.engine(workload)
     gateways = {}
-    for workers in (1, arguments.workers):
-        gateways[workers] = start_gateway(engine, folder / "tokenizer", folder, GATEWAY_WORKERS=str(workers))
-        stack.callback(gateways[workers].stop)
-        measure(Spec(gateways[workers].port, CHAT, 4, 1.0, workload.chat, workload.texts), engine)  # warm
-    figures: dict = {"step_ms": STEP_MS, "seconds": seconds, "rounds": rounds, "workers": []}
-    for count in [16] if arguments.quick else [int(word) for word in arguments.connections.split(",")]:
+    for workers in (1, bench.arguments.workers):
+        gateways[workers] = bench.gateway(engine, GATEWAY_WORKERS=str(workers))
+        bench.warm(engine, gateways[workers], workload)
+    figures = bench.figures(workers=[])
+    for count in bench.connections(16):
         direct: list[Run] = []
         runs: dict[int, list[Run]] = {workers: [] for workers in gateways}
-        for _ in range(rounds):
-            straight = Spec(engine.port, "/generate", count, seconds, workload.engine, workload.texts)
+        for _ in range(bench.rounds):
+            straight = Spec(engine.port, "/generate", count, bench.seconds, workload.engine, workload.texts)
             direct.append(measure(straight, engine))
             for workers, gateway in gateways.items():
-                spec = Spec(gateway.port, CHAT, count, seconds, workload.chat, workload.texts, health=True)
+                spec = Spec(gateway.port, CHAT, count, bench.seconds, workload.chat, workload.texts, health=True)
                 runs[workers].append(measure(spec, engine, gateway))
                 time.sleep(IDLE_SECONDS)
         rows = {workers: pooled(taken) | added(taken, direct) for workers, taken in runs.items()}
@@ -610,42 +629,34 @@ def run_workers(arguments: argparse.Namespace, folder: Path, stack: ExitStack) -
     return figures
 
 
-def run_all(arguments: argparse.Namespace, folder: Path, stack: ExitStack) -> dict:
+def run_all(bench: Bench) -> dict:
     """Take every measurement and return the figures."""
-    tokenizer = build_tokenizer()
-    tokenizer.save_pretrained(folder / "tokenizer")
+    arguments, seconds, rounds, folder = bench.arguments, bench.seconds, bench.rounds, bench.folder
+    workload, brief = build_workload(bench.tokenizer, TOKENS), build_workload(bench.tokenizer, 8)
+    engine = bench.engine(workload)
+    gateway = bench.gateway(engine)
+    peer = bench.keep(start_litellm(arguments.peer_python, engine, folder)) if arguments.peer else None
+    bench.warm(engine, gateway, workload)
 
-    def keep(server: Server) -> Server:
-        stack.callback(server.stop)
-        return server
-
-    seconds, rounds = (3.0, 1) if arguments.quick else (arguments.seconds, arguments.rounds)
-    connections = [1, 16] if arguments.quick else [int(word) for word in arguments.connections.split(",")]
-    workload, brief = build_workload(tokenizer, TOKENS), build_workload(tokenizer, 8)
-    engine = keep(start_engine(workload, STEP_MS, folder))
-    gateway = keep(start_gateway(engine, folder / "tokenizer", folder))
-    peer = keep(start_litellm(arguments.peer_python, engine, folder)) if arguments.peer else None
-    measure(Spec(gateway.port, CHAT, 4, 1.0, workload.chat, workload.texts), engine)  # warm
-
-    figures: dict = {"step_ms": STEP_MS, "reply_tokens": TOKENS, "seconds": seconds, "rounds": rounds, "paced": []}
-    for count in connections:
+    figures = bench.figures(reply_tokens=TOKENS, paced=[])
+    for count in bench.connections(1, 16):
         figures["paced"].append(compare(workload, engine, gateway, peer, (count, seconds, rounds), folder))
         print(json.dumps(figures["paced"][-1]), flush=True)
     figures["stalls"] = stall_figures(workload, engine, gateway, (16, seconds, rounds))
     print(json.dumps({"stalls": figures["stalls"]}), flush=True)
 
-    long = build_workload(tokenizer, TOKENS, history=arguments.history)
+    long = build_workload(bench.tokenizer, TOKENS, history=arguments.history)
     figures["long_history"] = compare(long, engine, gateway, None, (16, seconds, rounds), folder)
     figures["long_history"]["prompt_tokens"] = len(long.engine[0]["input_ids"])
     print(json.dumps({"long_history": figures["long_history"]}), flush=True)
 
-    fast = keep(start_engine(workload, 0.0, folder))
-    ceiling = keep(start_gateway(fast, folder / "tokenizer", folder))
+    fast = bench.engine(workload, 0.0)
+    ceiling = bench.gateway(fast)
     figures["unpaced"] = compare(workload, fast, ceiling, None, (16, seconds, rounds), folder)
     print(json.dumps({"unpaced": figures["unpaced"]}), flush=True)
 
-    small = keep(start_engine(brief, 0.0, folder))
-    holder = keep(start_gateway(small, folder / "tokenizer", folder))
+    small = bench.engine(brief, 0.0)
+    holder = bench.gateway(small)
     figures["sessions"] = session_figures(brief, holder, [200] if arguments.quick else [1000, 5000])
     print(json.dumps({"sessions": figures["sessions"]}), flush=True)
     return figures
@@ -689,7 +700,7 @@ def main() -> None:
             run_workers: arguments.workers,
         }
         work = next((part for part, wanted in asked.items() if wanted), run_all)
-        figures = work(arguments, Path(folder), stack)
+        figures = work(Bench(arguments, Path(folder), stack))
     arguments.json.parent.mkdir(parents=True, exist_ok=True)
     arguments.json.write_text(json.dumps({"machine": describe_machine(), **figures}, indent=1) + "\n")
 
