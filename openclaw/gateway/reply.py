@@ -157,12 +157,7 @@ class Replies:
         """
         finished_at = self._clock()
         try:
-            turns = await self._turns(context, captures, finished_at)
-            turns[0] = replace(turns[0], kept=kept)
-            if aborted:
-                turns = [replace(turn, finish_reason="abort") for turn in turns]
-            recorded = await self._record(context, turns)
-            captures[0].stored = recorded.kept is not None and recorded.conversation is not None
+            turns = await self._record(context, captures, finished_at, kept, aborted=aborted)
         except Exception as error:
             self._metrics.ledger_failures.inc()
             logger.exception("turn %s could not be recorded", captures[0].id)
@@ -184,19 +179,26 @@ class Replies:
             if len({span.version for span in turn.weight_versions}) > 1:
                 self._metrics.mixed_versions.inc()
 
-    async def _turns(self, context: TurnContext, captures: Sequence[Capture], finished_at: float) -> list[Turn]:
-        """Return the turns of a reply; what its prompt is without lessons is found out only now, after the last token."""
+    async def _record(
+        self,
+        context: TurnContext,
+        captures: Sequence[Capture],
+        finished_at: float,
+        kept: KeptResponse | None,
+        *,
+        aborted: bool,
+    ) -> list[Turn]:
+        """Record the turns of a reply and return them: the first choice last, because a client most likely continues from it.
+
+        What the prompt is without lessons is found out only now, after the last token.
+        """
         find = captures[0].prompt.plain
         try:
             plain = await find() if find is not None else None
-            return [capture.turn(context, finished_at, plain) for capture in captures]
-        except BaseException:
-            self._sessions.abandon(context)
-            raise
-
-    async def _record(self, context: TurnContext, turns: list[Turn]) -> Turn:
-        """Record the first choice last, because a client most likely continues from it; return it as it is stored."""
-        try:
+            turns = [capture.turn(context, finished_at, plain) for capture in captures]
+            turns[0] = replace(turns[0], kept=kept)
+            if aborted:
+                turns = [replace(turn, finish_reason="abort") for turn in turns]
             for turn in turns[:0:-1]:
                 self._on_recorded(await self._sessions.record(context, turn))
         except BaseException:
@@ -204,7 +206,8 @@ class Replies:
             raise
         recorded = await self._sessions.finish(context, turns[0])
         self._on_recorded(recorded)
-        return recorded
+        captures[0].stored = recorded.kept is not None and recorded.conversation is not None
+        return turns
 
 
 @dataclass(frozen=True)

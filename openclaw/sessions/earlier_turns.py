@@ -23,6 +23,7 @@ from typing import Literal
 from groundwork.chat_messages import Message
 from openclaw.ledger.exceptions import TransitionError, UnknownRecordError
 from openclaw.ledger.group_commit import GroupCommit
+from openclaw.ledger.records import TurnKind
 from openclaw.ledger.turns import Turns
 from openclaw.messages.classify import answers_to_own_texts, following, reads_like_own_request
 from openclaw.messages.fingerprint import CarriedReply, History, messages_digest
@@ -162,20 +163,20 @@ def relate(messages: Sequence[Message], history: History, nodes: Sequence[Node],
     relation = _what_followed(messages, history, nodes, result, asking)
     if relation.due:
         return replace(relation, kind="next_state", rewritten=rewritten is not None)
-    siblings = [
-        node
-        for node in nodes
-        if node.kind == "main"
-        and node.state != "excluded"
-        and node.system == history.system
-        and node.answers(history.asked)
-    ]
+    siblings = [node for node in answers_to(history, nodes, "main") if node.state != "excluded"]
     if siblings and (asking.retry or not siblings[-1].delivered or _asks_without_stream(siblings[-1], asking)):
         return replace(relation, kind="retry")
     if siblings:
         waiting = [node for node in siblings if node.waiting and not node.regenerated]
         return replace(relation, kind="regeneration", regenerated=waiting)
     return replace(relation, unlike=relation.kind == "new" and _is_unlike(messages, history, nodes, result))
+
+
+def answers_to(history: History, nodes: Sequence[Node], kind: TurnKind) -> list[Node]:
+    """Return the turns of a kind that answered just this conversation, under the same instructions."""
+    return [
+        node for node in nodes if node.kind == kind and node.system == history.system and node.answers(history.asked)
+    ]
 
 
 def _asks_without_stream(node: Node, asking: Asking) -> bool:

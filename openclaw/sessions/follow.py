@@ -37,6 +37,7 @@ from openclaw.sessions.earlier_turns import (
     Consequences,
     RegeneratedPolicy,
     RelationKind,
+    answers_to,
     last_reply,
     relate,
     relate_own,
@@ -47,7 +48,6 @@ from openclaw.sessions.table import (
     NODES_PER_SESSION,
     PLAIN_PREFIX,
     Match,
-    Node,
     Session,
     Table,
     correct_went_on,
@@ -454,8 +454,10 @@ class Sessions:
             node.state = "excluded"
         node.delivered, node.manner = turn.id not in session.undelivered, context.manner
         session.undelivered.discard(turn.id)
-        if episode_of(owner_of(session.id)) is not None and (lost := _lost(session, node, context.history)):
-            await self._call(self._store.turns.note_lost, lost)
+        if episode_of(owner_of(session.id)) is not None:
+            answers = answers_to(context.history, session.nodes, node.kind)
+            if lost := [each.turn_id for each in answers if not each.delivered]:
+                await self._call(self._store.turns.note_lost, lost)
         self._table.remember(session, node)
         return recorded
 
@@ -578,15 +580,3 @@ class Sessions:
         session.last_active = self._clock()
         for _ in range(self._table.evict()):
             self._on_event("evicted")
-
-
-def _lost(session: Session, retry: Node, history: History) -> list[str]:
-    """Return the turns that answered the same, whose replies their client did not get before it asked again."""
-    return [
-        node.turn_id
-        for node in session.nodes
-        if not node.delivered
-        and node.kind == retry.kind
-        and node.system == retry.system
-        and node.answers(history.asked)
-    ]
