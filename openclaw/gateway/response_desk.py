@@ -3,8 +3,8 @@
 ``GET`` and ``DELETE /v1/responses/{id}``, ``GET /v1/responses/{id}/input_items``, ``POST /v1/responses/{id}/cancel``.
 
 Guarantees: a response that was not stored, was deleted, forgotten with its session, or is another owner's gets one answer, here
-and as ``previous_response_id``. An admin key reads, deletes and cancels those of all owners, but continues its own only. A cancelled reply is recorded like one whose client left: with what was sampled, and never
-trained. `ResponseDesk` knows the replies under way; those that ended leave by themselves.
+and as ``previous_response_id``. An admin key reads, deletes and cancels those of all owners, but continues its own only. A
+cancelled reply is recorded like one whose client left: with what was sampled, and never trained. `ResponseDesk` knows the replies under way; those that ended leave by themselves.
 """
 
 from __future__ import annotations

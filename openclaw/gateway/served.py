@@ -41,7 +41,8 @@ class ServedReplies:
     ) -> None:
         """Create an empty memory over the ledger's ``turns`` for replies of the format ``form``.
 
-        ``alone``: no other process records replies. A reply with one of ``placeholders`` is rendered from its text, because an engine would look for a picture.
+        ``alone``: no other process records replies. A reply with one of ``placeholders`` is rendered from its text, because
+        an engine would look for a picture.
         """
         self._turns = turns
         self._alone = alone

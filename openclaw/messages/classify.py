@@ -12,8 +12,8 @@ offers there. A sub-agent of Hermes cannot be told from Hermes itself and stays 
 
 `own_request` knows calls of other clients by their shape: requests for something about the conversation itself, or an
 instruction without tools, at the end of the user's history. A user may say the same, so it excludes nothing:
-`openclaw.sessions.earlier_turns` waits until the conversation goes on from the reply. A missed request is set right by the next words of the user, so the word lists need
-not be complete. It looks at the first `LOOKED_AT` characters.
+`openclaw.sessions.earlier_turns` waits until the conversation goes on from the reply. A missed request is set right by
+the next words of the user, so the word lists need not be complete. It looks at the first `LOOKED_AT` characters.
 """
 
 from __future__ import annotations
