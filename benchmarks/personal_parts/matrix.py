@@ -19,6 +19,7 @@ TITLES |= {
     "weights": "practice alone",
     "both": "lessons and practice",
     "gated": "both, behind the gate",
+    "adapters": "both, an adapter each",
     "replay": "practice with replay",
     "rubric": "practice with rubric groups",
 }
@@ -82,13 +83,20 @@ PERSONAL_ARMS: dict[str, Arm] = {
             ),
             PERSONAL_FLAGS,
         ),
+        Arm(
+            "adapters",
+            "personal",
+            (("OPENCLAW_LESSONS", "auto"), ("ADAPTERS", "per-owner"), ("USE_LORA", "1")),
+            PERSONAL_FLAGS,
+        ),
         Arm("replay", "personal", (*_PRACTICE, ("OPENCLAW_PRACTICE_REPLAY", "14")), (*_ALONE, "--use-tis")),
         Arm("rubric", "personal", (*_PRACTICE, ("OPENCLAW_PRACTICE_RUBRIC", "1")), _ALONE),
     )
 }
 """What a person's first complaints change: Binary RL alone, lessons in the prompt alone, practice while requests decline
 lessons, and both. ``gated`` is both with the gate, which keeps three turns of ten as probes and compares two of each opinion, because
-a person has few. ``replay`` and ``rubric`` are practice with an option more. Each user has a key of its own."""
+a person has few. ``adapters`` is both with an adapter for each person, so users of one server share none of their weights. ``replay``
+and ``rubric`` are practice with an option more. Each user has a key of its own."""
 UNGATED = {"GATE": "off"}
 """Variables of every run, unless its arm sets them: the gate keeps turns out of training, and is compared in its own ablation."""
 

@@ -391,4 +391,7 @@ def test_personal_arms_run_in_every_form_with_a_key_for_each_user() -> None:
 def test_an_unknown_arm_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         personalization.parse(["--json", "new.json", "--arms", "lessons,moon"])
-    assert "--arms moon: known: weights-today, lessons, weights, both, gated, replay, rubric" in capsys.readouterr().err
+    assert (
+        "--arms moon: known: weights-today, lessons, weights, both, gated, adapters, replay, rubric"
+        in capsys.readouterr().err
+    )
