@@ -456,12 +456,12 @@ class Lessons:
             self._database.update_one(connection, "lessons", lesson_id, replaces=older.id)
 
     def _follow_up(self, connection: sqlite3.Connection, before: Lesson) -> None:
-        """Let the lesson that another one replaces rest while that one is served, and return when it is not."""
+        """Let the lesson that another one replaces rest when that one begins to be served, and return when it ends."""
         if before.replaces is None:
             return
         [(state,)] = connection.execute("SELECT state FROM lessons WHERE id = ?", (before.id,)).fetchall()
         for older in self._plain("person = ? AND id = ?", before.person, before.replaces):
-            if state in SERVED_STATES and older.is_wanted:
+            if state in SERVED_STATES and not before.is_wanted and older.is_wanted:
                 self._change(connection, older, _replacing(older), touch=False)
             elif state not in SERVED_STATES and before.is_wanted and older.reason == "replaced":
                 self._change(connection, older, "return", touch=False)

@@ -259,6 +259,21 @@ def test_the_judge_may_name_what_a_lesson_replaces(run: Run) -> None:
     assert run.judge(run.turn(), -1, Birth("Never use tables.", replaces="lesson-of-somebody-else")) == "born"
 
 
+@pytest.mark.parametrize("how", ["switched on", "added", "said again"])
+def test_a_lesson_that_came_back_stays_beside_what_replaced_it(run: Run, how: str) -> None:
+    """A like of the newer one, which has been served all along, is no new wish against the older."""
+    older = run.born("Answer in German.")
+    newer = run.born("Only English from now on.", replaces=older.id)
+    if how == "switched on":
+        run.lessons.edit(ALICE, older.id, on=True)
+    elif how == "added":
+        run.lessons.add(ALICE, older.text)
+    else:
+        run.judge(run.turn(), -1, Birth(older.text))
+    run.judge(run.turn(read=(newer.id,)), 1)
+    assert run.states() == {older.text: ("trial", None), newer.text: ("active", None)}
+
+
 def test_a_proposed_lesson_waits_for_its_person(run: Run) -> None:
     served = run.born("Use metric units.")
     waiting = run.born("Do not use metric units.", waits=True)
