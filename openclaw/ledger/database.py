@@ -22,8 +22,7 @@ from groundwork.private_files import make_private, private, private_folder
 from openclaw.ledger.damage import Log, check_file, lost_transactions, read_log
 from openclaw.ledger.exceptions import TransitionError, UnknownRecordError, ledger_error
 from openclaw.ledger.records import LESSONS_CHANGED
-from openclaw.ledger.schema import SAMPLE_MOVES, migrate
-from openclaw.owners import LOCAL, MARK, prefixes
+from openclaw.ledger.schema import OWNERS_PERSON, SAMPLE_MOVES, migrate
 
 if TYPE_CHECKING:
     from openclaw.privacy.redactor import Redactor
@@ -213,11 +212,11 @@ class Database:
 
 
 def sessions_of(person: str) -> tuple[str, tuple[str, ...]]:
-    """Return the SQL condition that ``session_id`` is a session of a person (`openclaw.owners.root`), and its parameters."""
-    if person == LOCAL:
-        return f"(substr(session_id, 1, 1) <> '{MARK}' OR substr(session_id, 1, 2) = '{MARK}:')", ()
-    own, child = prefixes(person)
-    return "(substr(session_id, 1, length(?1)) = ?1 OR substr(session_id, 1, length(?2)) = ?2)", (own, child)
+    """Return the SQL condition that a turn is of a person (`openclaw.owners.root`), children and episodes included, and its parameters.
+
+    An index finds these turns, the newest ones first, however many others the ledger has.
+    """
+    return f"{OWNERS_PERSON} = ?1", (person,)
 
 
 def move_samples(

@@ -31,7 +31,7 @@ from openclaw.owners import owner_of, root
 BLOCK = 16
 """Turns in a row of a session that are probes, or not, together: some people have one session for days."""
 RECENT = 128
-"""Number of judged turns in which an owner's share of probes is bounded."""
+"""Number of an owner's judged turns in which the share of probes is bounded."""
 CHUNK, CHUNKS = 256, 32
 """Turns whose verdicts one query reads, and the most queries of one choice."""
 MULTIPLIER = 2654435761
@@ -153,13 +153,11 @@ class Probes:
             return elsewhere
         if not drawn(part_of(turn.session_id, turn.id, turn.index), share, self.draw_key()):
             return False
-        owner = root(owner_of(turn.session_id))
-        rows = self._database.rows(
-            f"SELECT session_id, reason FROM turns WHERE {DECIDED} ORDER BY number DESC LIMIT ?",
-            (RECENT,),
+        of_person, names = sessions_of(root(owner_of(turn.session_id)))
+        own = self._database.rows(
+            f"SELECT reason FROM turns WHERE {of_person} AND {DECIDED} ORDER BY number DESC LIMIT ?", (*names, RECENT)
         )
-        own = [row["reason"] for row in rows if root(owner_of(row["session_id"])) == owner]
-        return sum(reason == PROBE for reason in own) + 1 <= 2 * share * (len(own) + 1)
+        return sum(row["reason"] == PROBE for row in own) + 1 <= 2 * share * (len(own) + 1)
 
     def draw_key(self) -> bytes:
         """Return the secret of the draw, made at its first use."""
@@ -203,13 +201,12 @@ class Probes:
             most: that are needed of each opinion.
             person: whose turns; None: everybody's.
         """
+        of_person, names = ("1", ()) if person is None else sessions_of(person)
         rows = self._database.rows(
-            "SELECT number, session_id, reason FROM turns WHERE state = 'judged' AND number >= ? AND number < ?"
-            " AND (reason IS NULL OR reason = 'probe')",
-            (first, end),
+            f"SELECT number, session_id, reason FROM turns WHERE {of_person} AND state = 'judged' AND number >= ?"
+            " AND number < ? AND (reason IS NULL OR reason = 'probe')",
+            (*names, first, end),
         )
-        if person is not None:
-            rows = [row for row in rows if root(owner_of(row["session_id"])) == person]
         rows.sort(key=lambda row: (row["reason"] is None, reservoir_order(row["number"])))
         numbers = [row["number"] for row in in_turn(rows, lambda row: root(owner_of(row["session_id"])))]
         candidates: list[Candidate] = []

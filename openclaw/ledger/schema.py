@@ -445,6 +445,15 @@ CREATE TABLE responses (         -- what clients may ask for again, see openclaw
 );
 """
 
+OWNERS_PERSON = (
+    "CASE WHEN substr(session_id, 1, 1) <> '@' OR instr(session_id, ':') = 0 THEN '' ELSE substr(session_id, 2,"
+    " instr(replace(substr(session_id, 1, instr(session_id, ':')), '/', ':'), ':') - 2) END"
+)
+"""SQL: whose a session is, as `openclaw.owners.root` of its owner. Migration 32 has an index of it, so it never changes."""
+_VERSION_32 = f"""
+CREATE INDEX turns_by_person ON turns({OWNERS_PERSON}, number, state);
+"""
+
 
 def fill_baseline_owners(connection: sqlite3.Connection) -> None:
     """Set who gave the rewards that were recorded before their column existed."""
@@ -554,6 +563,7 @@ MIGRATIONS: tuple[Migration, ...] = (
     Migration(29, "replies by an older adapter of the person", _VERSION_29),
     Migration(30, "responses that clients may ask for again", _VERSION_30),
     Migration(31, "conversation digests that take 5.0 and 5 for one number", "", renew_conversations),
+    Migration(32, "an index of the turns of a person", _VERSION_32),
 )
 VERSION = MIGRATIONS[-1].version
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from groundwork.chat_messages import Message
 from openclaw.ledger.codec import decode_sample, decode_turn, decode_verdict, unpack_ids
-from openclaw.ledger.database import Database
+from openclaw.ledger.database import Database, sessions_of
 from openclaw.ledger.exceptions import UnknownRecordError
 from openclaw.ledger.records import BLAMED, SampleState, ScoreSource, Turn, TurnKind, TurnState, Verdict
 from openclaw.ledger.samples import STATED
@@ -161,8 +161,6 @@ _RECORDS = (
 )
 """Turns with their verdict, and the one that a log had."""
 JUDGED = 64
-JUDGED_OF_ALL = 1000
-"""Turns among which a person's newest ones are looked for."""
 QUERY = (
     "SELECT turns.state, COALESCE(turns.reason, samples.reason) AS reason, judge_attempts, verdict,"
     " samples.state AS sample, samples.rollout_id, weight_version FROM turns"
@@ -341,19 +339,14 @@ class Views:
     def degenerate_share(self, reasons: Collection[str], person: str | None = None) -> float:
         """Return the share of the last `JUDGED` judged turns that one of ``reasons`` kept from praise; 0 without any.
 
-        With ``person``, of those of this person among the last `JUDGED_OF_ALL`.
+        With ``person``, of the last ones of this person.
         """
-        newest = self._database.rows(
-            "SELECT number, session_id FROM turns WHERE state = 'judged' ORDER BY number DESC LIMIT ?",
-            (JUDGED if person is None else JUDGED_OF_ALL,),
-        )
-        own = [row["number"] for row in newest if person is None or root(owner_of(row["session_id"])) == person][
-            :JUDGED
-        ]
+        of_person, names = ("1", ()) if person is None else sessions_of(person)
         rows = self._database.rows(
-            "SELECT reason, (SELECT MAX(json_extract(sample, '$.metadata.' || ?)) FROM samples WHERE turn_id = turns.id"
-            f" AND origin = 'live') AS blamed FROM turns WHERE number IN ({', '.join('?' for _ in own)})",
-            (BLAMED, *own),
+            f"SELECT reason, (SELECT MAX(json_extract(sample, '$.metadata.{BLAMED}')) FROM samples WHERE turn_id = turns.id"
+            " AND origin = 'live') AS blamed FROM turns WHERE number IN (SELECT number FROM turns"
+            f" WHERE {of_person} AND state = 'judged' ORDER BY number DESC LIMIT {JUDGED})",
+            names,
         )
         bad = sum(row["reason"] in reasons or row["blamed"] in reasons for row in rows)
         return bad / len(rows) if rows else 0.0

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+import uuid
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from openclaw.ledger.conversations import conversations
 from openclaw.ledger.exceptions import UnknownRecordError
 from openclaw.ledger.records import Verdict, Vote
 from openclaw.ledger.store import Ledger
+from openclaw.owners import stored_id
 from openclaw.training.samples import make_sample
 
 
@@ -157,3 +160,15 @@ def test_export_is_one_conversation_a_line(ledger: Ledger, tmp_path: Path, capsy
         "next_state": USER_NEXT,
         "trainable": True,
     }
+
+
+def test_replies_that_fall_apart_are_counted_for_a_person_among_many(tmp_path: Path) -> None:
+    """Only this person's fuse may pause this person's training, also where others talk much more."""
+    with closing(Ledger(tmp_path / "many.sqlite")) as ledger, ledger.transaction():
+        for name in ("alice", "alice", *(f"bob{number}" for number in range(1100))):
+            turn = make_turn(uuid.uuid4().hex, session_id=stored_id(name, "s"))
+            ledger.turns.record(turn)
+            ledger.turns.record_next_state(turn.id, USER_NEXT, 103.0)
+            record_judged(ledger, turn.id, Verdict(), [], "truncated" if name == "alice" else "score_zero")
+        shares = [ledger.views.degenerate_share(("truncated",), person) for person in ("alice", "bob7", "carol", None)]
+    assert shares == [1.0, 0.0, 0.0, 0.0]

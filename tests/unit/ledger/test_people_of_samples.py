@@ -8,14 +8,18 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lab.testkit.ledger_records import judged_sample, make_turn
 from openclaw.ledger.commands import salvage
+from openclaw.ledger.database import sessions_of
 from openclaw.ledger.feedback import as_next_state
 from openclaw.ledger.records import Feedback, Origin
 from openclaw.ledger.samples import insert_sample
+from openclaw.ledger.schema import OWNERS_PERSON
 from openclaw.ledger.store import Ledger
-from openclaw.owners import LOCAL, episode_owner, stored_id
+from openclaw.owners import LOCAL, episode_owner, owner_of, root, stored_id
 from openclaw.training.samples import make_sample
 
 
@@ -46,6 +50,21 @@ def test_a_child_key_is_its_parents_person(ledger: Ledger) -> None:
         "b": ("alice", "live"),
         "c": ("bob", "live"),
     }
+
+
+@given(st.text(st.sampled_from("@/:a\u00e9"), max_size=8) | st.text(st.characters(exclude_categories=["Cs", "Cc"])))
+def test_the_ledger_knows_whose_a_session_is(name: str) -> None:
+    with closing(sqlite3.connect(":memory:")) as connection:
+        found = connection.execute(f"SELECT {OWNERS_PERSON} FROM (SELECT ? AS session_id)", (name,)).fetchone()
+    assert found == (root(owner_of(name)),)
+
+
+def test_a_persons_turns_are_found_by_an_index(ledger: Ledger) -> None:
+    """However many others the ledger has; a scan holds the ledger's lock, for which replies wait."""
+    of_person, names = sessions_of("alice")
+    for end in ("AND state = 'judged' ORDER BY number DESC LIMIT 9", "AND kind = 'main' ORDER BY number DESC LIMIT 9"):
+        plan = ledger.database.rows(f"EXPLAIN QUERY PLAN SELECT * FROM turns WHERE {of_person} {end}", names)
+        assert [row["detail"] for row in plan] == ["SEARCH turns USING INDEX turns_by_person (<expr>=?)"]
 
 
 def test_a_batch_of_one_person_and_one_origin(ledger: Ledger) -> None:

@@ -14,7 +14,7 @@ from lab.testkit.ledger_records import USER_NEXT, make_turn
 from openclaw.credit.baseline import record_judged
 from openclaw.ledger.commands import salvage
 from openclaw.ledger.conversations import write_conversations
-from openclaw.ledger.probes import BLOCK, Candidate, choose_probes, drawn, part_of, reservoir_order
+from openclaw.ledger.probes import BLOCK, RECENT, Candidate, choose_probes, drawn, part_of, reservoir_order
 from openclaw.ledger.records import PROBE, Feedback, Verdict, suffixed, turn_of_pass
 from openclaw.ledger.store import Ledger
 from openclaw.lessons.lesson import UNDER_LESSON
@@ -131,6 +131,22 @@ def test_the_bound_is_per_owner(ledger: Ledger) -> None:
     assert ledger.probes.becomes_probe(make_turn("x", session_id=alice), SHARE)
     assert ledger.probes.becomes_probe(make_turn("x", session_id=drawn_session(ledger, 1, owner="alice/tests")), SHARE)
     assert not ledger.probes.becomes_probe(make_turn("x", session_id=bob), SHARE)
+
+
+def test_an_owner_has_probes_however_many_others_talk(ledger: Ledger) -> None:
+    """The turns of others came between, so that none of the newest ones is the owner's."""
+    for number in range(12):
+        judged(ledger, f"a{number}", 1, session=stored_id("alice", f"other-{number}"))
+    for number in range(RECENT):
+        judged(ledger, f"b{number}", 1, session=stored_id(f"bob{number}", "s"))
+    assert ledger.probes.becomes_probe(make_turn("x", session_id=drawn_session(ledger, 1, owner="alice")), SHARE)
+
+
+def test_candidates_of_a_person_are_found_among_many(ledger: Ledger) -> None:
+    for number, owner in enumerate(("alice", "alice/child", "alice2", "")):
+        judged(ledger, f"t{number}", 1, session=stored_id(owner, "s"), probe=True)
+    for person, own in (("alice", {"t0", "t1"}), ("alice2", {"t2"}), ("", {"t3"})):
+        assert {each.turn_id for each in ledger.probes.candidates(0, 10**9, 0, 4, person)} == own
 
 
 def test_turns_under_lessons_count_for_the_bound(ledger: Ledger) -> None:
