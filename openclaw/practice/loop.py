@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,7 +28,7 @@ from openclaw.ledger.records import TopK, Turn
 from openclaw.ledger.store import Ledger
 from openclaw.lessons.lesson import Lesson, Mode, as_hint
 from openclaw.messages.hints import append_hint
-from openclaw.owners import owner_of
+from openclaw.owners import LOCAL, owner_of
 from openclaw.practice.plan import (
     HELDOUT_REPLIES,
     PROMPTS,
@@ -184,6 +185,8 @@ class PracticeLoop:
         self._count_tokens = count_tokens
         self._settings = settings
         self._metrics = metrics
+        self._last = LOCAL
+        """Whom the loop has looked at last."""
 
     async def run(self, stop: asyncio.Event) -> None:
         """Practise until ``stop`` is set, then close the engine's connections."""
@@ -213,9 +216,15 @@ class PracticeLoop:
             await asyncio.sleep(pause)
 
     async def _look(self) -> float:
-        """Practise a round with each person for whom one is due; return when the search ended, as if it alone took time."""
+        """Practise a round with each person for whom one is due; return when the search ended, as if it alone took time.
+
+        After an engine failed a person, the next search begins with the one after: the engine may lack this person's adapter alone.
+        """
         spent, found = 0.0, False
-        for person in await asyncio.to_thread(self._ledger.practices.people):
+        people = await asyncio.to_thread(self._ledger.practices.people)
+        first = bisect_right(people, self._last)
+        for person in [*people[first:], *people[:first]]:
+            self._last = person
             due = await asyncio.to_thread(self.due, person)
             if due is not None:
                 found = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ class Engine:
         self.requests: list[tuple[dict[str, Any], str | None]] = []
         self.error: Exception | None = None
         self.bad_owner = ""
+        self.away_owner = ""
 
     async def generate(self, payload: dict[str, Any], owner: str | None = None) -> dict[str, Any]:
         self.requests.append((payload, owner))
@@ -50,6 +52,8 @@ class Engine:
             raise self.error
         if owner == self.bad_owner:
             raise EngineRefusedError("the prompt is refused")
+        if owner == self.away_owner:
+            raise EngineUnavailableError("HTTP 503: none of the accepted versions can be loaded")
         base = payload.get("lora_path") == "base"
         meta: dict[str, Any] = {"weight_version": "base" if base else self.version}
         if payload["sampling_params"]["max_new_tokens"]:
@@ -317,6 +321,20 @@ def test_a_failure_costs_one_person_a_round_and_an_outage_nobody(run: Run) -> No
     assert [run.practise() for _ in range(4)] == ["failed", "failed", "failed", None]
     assert run.practise(BOB) == "drawn"
     assert run.counted("rounds_total", outcome="failed") == 3.0
+
+
+def test_an_adapter_that_cannot_be_loaded_keeps_nobody_else_from_practice(run: Run) -> None:
+    """To the engine's client that looks like an outage, which would begin each search anew with the same person."""
+    run.ledger.lessons.add(BOB, "Answer in French.")
+    run.turn("bob", BOB)
+    run.engine.away_owner = ALICE
+    for _ in range(2):
+        with suppress(EngineUnavailableError):
+            asyncio.run(run.loop._look())
+    assert run.counted("rounds_total", outcome="drawn") == 1.0
+    run.engine.away_owner = ""
+    asyncio.run(run.loop._look())
+    assert run.counted("rounds_total", outcome="drawn") == 2.0
 
 
 def test_a_process_that_dies_in_a_round_leaves_nothing_of_it(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
