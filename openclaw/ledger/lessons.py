@@ -215,7 +215,7 @@ class Lessons:
         """Commit a lesson that its owner worded; one that says the same is served again instead.
 
         Raises:
-            UnusableLessonError: if the text cannot be a lesson.
+            UnusableLessonError: if the text cannot be a lesson, or as many others as may be are pinned.
         """
         text = self._usable(text)
         with self._database.transaction() as connection:
@@ -250,7 +250,7 @@ class Lessons:
 
         Raises:
             UnknownRecordError: if the person has no such lesson.
-            UnusableLessonError: if the text cannot be a lesson.
+            UnusableLessonError: if the text cannot be a lesson, or as many others as may be are pinned.
         """
         with self._database.transaction() as connection:
             lesson = self.get(person, lesson_id)
@@ -277,6 +277,7 @@ class Lessons:
                     self._follow_up(connection, lesson)
                     for older in self._relations(person, lesson.text)["contrary"] if on else ():
                         self._replace(connection, lesson_id, older)
+                    self._bound(connection, person)
         return self.get(person, lesson_id)
 
     def remove(self, person: str, lesson_id: str) -> None:
@@ -471,11 +472,16 @@ class Lessons:
 
         Those that the person touched are deleted last, because a "no" shall last. Those that samples were made under stay,
         because nobody asked to delete the samples.
+
+        Raises:
+            UnusableLessonError: there are more, and all are pinned.
         """
         lessons = self._plain("person = ? ORDER BY changed_at, rowid", person)
         kept = [each for each in lessons if each.state != "retired"]
-        free = [each for each in kept if not each.pinned]
-        for lesson in free[: max(0, len(kept) - MAX_KEPT)]:
+        free, excess = [each for each in kept if not each.pinned], max(0, len(kept) - MAX_KEPT)
+        if excess > len(free):
+            raise UnusableLessonError("number", f"you have {MAX_KEPT} pinned lessons; unpin or delete one first")
+        for lesson in free[:excess]:
             self._change(connection, lesson, "crowd_out", touch=False)
         retired = [each for each in lessons if each.state == "retired"]
         excess = len(retired) - MAX_KEPT

@@ -393,6 +393,27 @@ def test_a_person_has_a_bounded_number_of_lessons(run: Run) -> None:
     assert len(run.lessons.of(ALICE)) <= 2 * MAX_KEPT + 1
 
 
+def test_no_pin_and_no_switch_passes_the_bound(run: Run) -> None:
+    words = [f"{a}{b}" for a in "abcdefgh" for b in "abcdefghijkl"]
+    for word in words[:-MAX_KEPT]:
+        run.lessons.add(ALICE, f"{word} please")
+    for word in words[-MAX_KEPT:]:
+        run.now += 1.0
+        run.lessons.add(ALICE, f"{word} please")
+    retired = [each for each in run.lessons.of(ALICE) if each.state == "retired"]
+    assert len(retired) == len(words) - MAX_KEPT
+    for lesson in retired:
+        run.lessons.edit(ALICE, lesson.id, on=True, pinned=True)
+    assert sum(each.state != "retired" for each in run.lessons.of(ALICE)) == MAX_KEPT
+    for lesson in run.lessons.served(ALICE):
+        run.lessons.edit(ALICE, lesson.id, pinned=True)
+    before = run.lessons.of(ALICE)
+    with pytest.raises(UnusableLessonError, match="64 pinned lessons; unpin or delete one"):
+        run.lessons.add(ALICE, "One more.", pinned=True)
+    assert run.lessons.of(ALICE) == before
+    assert run.lessons.add(ALICE, "One more.").reason == "crowded"
+
+
 def test_nobody_reaches_another_persons_lessons(run: Run) -> None:
     lesson = run.born("Keep answers short.")
     assert run.lessons.of(BOB) == run.lessons.served(BOB) == []
