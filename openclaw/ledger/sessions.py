@@ -240,11 +240,6 @@ class Sessions:
                 raise
             return self._forget_person(person)
 
-    def knows(self, person: str, before: float) -> bool:
-        """Return whether the ledger has a session of a person that began before a time, in seconds since the epoch."""
-        rows = self._database.rows("SELECT id FROM sessions WHERE started_at < ?", (before,))
-        return any(root(owner_of(row["id"])) == person for row in rows)
-
     def of_person(self, person: str) -> list[str]:
         """Return the ids of a person's sessions, those of agents' episodes included."""
         rows = self._database.rows("SELECT id FROM sessions ORDER BY id")

@@ -46,6 +46,15 @@ def accepted_versions(run_dir: str | Path, person: str) -> tuple[Version, ...]:
     return people.Book(people.people_folder(run_dir)).versions(mark_of(person))
 
 
+def times_forgotten(run_dir: str | Path, person: str) -> int:
+    """Return how often a person was forgotten in a run.
+
+    Raises:
+        PeopleError: the book is unreadable.
+    """
+    return people.Book(people.people_folder(run_dir)).forgotten(mark_of(person))
+
+
 def batch_of(run_dir: str | Path, person: str, number: str) -> int | None:
     """Return the last batch in an accepted version of a person's adapter, as its trainer says; None if it is not on disk.
 

@@ -34,7 +34,7 @@ from openclaw.ledger.turns import NO_PICTURE
 from openclaw.ledger.views import counted
 from openclaw.method import maker, trains_rewards
 from openclaw.owners import owner_of, root
-from openclaw.runtime.adapters import BASE_VERSION, accepted_versions, batch_of, forget_adapter
+from openclaw.runtime.adapters import BASE_VERSION, accepted_versions, batch_of, forget_adapter, times_forgotten
 from openclaw.runtime.process import RuntimeSupervisor
 from openclaw.runtime.start import start_runtime
 from openclaw.runtime.where import RUNTIME_LOG_NAME, chat_command, inspect_command, ledger_path, shown_path
@@ -90,7 +90,8 @@ class LedgerDataSource(DataSource):
             lambda: self.runtime.under_way(),
             per_person=self.per_person,
         )
-        self._people: dict[int, tuple[str, float]] = {}
+        self._people: dict[int, tuple[str, int]] = {}
+        """Whose the newest batches are, and how often this person had been forgotten when they were collected."""
         self.stopped = threading.Event()
         self.closed_seconds = 0.0
         self._closed_at: float | None = None
@@ -197,7 +198,7 @@ class LedgerDataSource(DataSource):
         self.pace.taken(due)
         if due.person is not None:
             earlier = [known for known in self._people if known != rollout_id][:8]
-            now = (due.person, time.time())
+            now = (due.person, times_forgotten(self.args.run_dir, due.person))
             self._people = {rollout_id: now, **{known: self._people[known] for known in earlier}}
 
     def person_of(self, rollout_id: int) -> str | None:
@@ -226,8 +227,8 @@ class LedgerDataSource(DataSource):
             if self.per_person and person is None:
                 logger.warning("rollout %d: its samples were deleted meanwhile, so its step is nobody's", rollout_id)
                 return
-            _, collected = self._people.get(rollout_id, (None, trained))
-            if person is not None and not self.ledger.sessions.knows(person, collected):
+            known = self._people.get(rollout_id)
+            if person is not None and known is not None and known[1] != times_forgotten(self.args.run_dir, person):
                 logger.warning("rollout %d: its person was forgotten meanwhile, so the adapter goes, too", rollout_id)
                 forget_adapter(self.args.run_dir, self.args.save, person)
                 return
@@ -273,7 +274,7 @@ class LedgerDataSource(DataSource):
 
         def record() -> int:
             decisions = self.ledger.decisions
-            if not self.ledger.sessions.knows(person, time.time()) and not accepted_versions(self.args.run_dir, person):
+            if not self.ledger.sessions.of_person(person) and not accepted_versions(self.args.run_dir, person):
                 return 0  # forgotten meanwhile
             back, last = decisions.batch_of_version(person, str(to_version)), decisions.last_batch(person)
             if back is None:  # a run that stopped after the checkpoint did not tell that it serves

@@ -13,6 +13,7 @@ from groundwork.people import mark_of
 from groundwork.private_files import private_folder
 from lab.testkit.ledger_records import judged_sample, make_turn
 from openclaw.owners import stored_id
+from openclaw.runtime.adapters import forget_all
 from openclaw.runtime.process import RuntimeSupervisor
 from openclaw.training import rollout
 from openclaw.training.pace import Due
@@ -164,18 +165,32 @@ def test_a_rollback_of_who_is_forgotten_meanwhile_ends_nothing(source: LedgerDat
 def test_an_update_of_a_person_who_was_forgotten_meanwhile_leaves_no_adapter(source: LedgerDataSource) -> None:
     say(source, ALICE, "0", "1")
     assert batch(source, 0).person == ALICE
-    source.ledger.sessions.forget_person(ALICE)
+    adapter(Path(source.args.run_dir), BOB)
+    forget_all(source.ledger, source.args.run_dir, None, ALICE)
     folder = adapter(Path(source.args.run_dir), ALICE)
     source.weights_live(0, "1")
     assert not folder.exists()
-    assert people.Book(people.people_folder(source.args.run_dir)).lines() == {}
+    assert people.Book(people.people_folder(source.args.run_dir)).lines().keys() == {mark_of(BOB)}
     assert source.ledger.views.step_count() == 0
+
+
+def test_who_deletes_the_only_conversation_during_a_step_keeps_the_adapter(source: LedgerDataSource) -> None:
+    """Forgetting sessions unlearns nothing; only forgetting the person does."""
+    say(source, ALICE, "0", "1")
+    assert batch(source, 0).person == ALICE
+    folder = adapter(Path(source.args.run_dir), ALICE)
+    for name in source.ledger.sessions.of_person(ALICE):
+        source.ledger.sessions.forget(name)
+    source.weights_live(0, "1")
+    assert folder.exists()
+    assert source.live_version(ALICE) == "1"
 
 
 def test_who_was_forgotten_and_came_back_meanwhile_gets_no_adapter_of_before(source: LedgerDataSource) -> None:
     say(source, ALICE, "0", "1")
     assert batch(source, 0).person == ALICE
-    source.ledger.sessions.forget_person(ALICE)
+    adapter(Path(source.args.run_dir), BOB)
+    forget_all(source.ledger, source.args.run_dir, None, ALICE)
     source.ledger.turns.record(make_turn("new", session_id=stored_id(ALICE, "new"), created_at=time.time() + 60.0))
     folder = adapter(Path(source.args.run_dir), ALICE)
     source.weights_live(0, "1")

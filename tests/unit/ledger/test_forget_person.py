@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from contextlib import closing
 from pathlib import Path
 
@@ -148,7 +147,7 @@ def test_a_deletion_that_ends_anywhere_leaves_what_the_next_one_finds(
         with pytest.raises(ZeroDivisionError):
             main([str(run), "forget", "--person", ALICE])
     with closing(Ledger(run / "ledger.sqlite")) as ledger:
-        assert ledger.sessions.knows(ALICE, math.inf) or accepted_versions(run, ALICE) == ()
+        assert ledger.sessions.of_person(ALICE) or accepted_versions(run, ALICE) == ()
     assert step == 0 or accepted_versions(run, ALICE) == ()
     main([str(run), "forget", "--person", ALICE])
     capsys.readouterr()
@@ -207,5 +206,5 @@ def test_who_has_no_key_is_forgotten_with_the_agents_episodes(tmp_path: Path) ->
         for number, owner in enumerate((LOCAL, episode_owner(LOCAL, "episode-1"), ALICE)):
             ledger.turns.record(make_turn(f"turn-{number}", session_id=stored_id(owner, "s")))
         assert ledger.sessions.forget_person(LOCAL).turns == 2
-        assert [ledger.sessions.knows(person, math.inf) for person in (LOCAL, ALICE)] == [False, True]
+        assert [bool(ledger.sessions.of_person(each)) for each in (LOCAL, ALICE)] == [False, True]
         assert ledger.views.session_ids() == [stored_id(ALICE, "s")]
