@@ -272,9 +272,9 @@ class Decisions:
     def people_with_red_certificate(self) -> int:
         """Return the number of people whose own adapter's newest certificate is red."""
         return self._database.rows(
-            "SELECT COUNT(*) AS n FROM decisions WHERE json_array_length(certificate, '$.causes') > 0 AND number IN"
-            " (SELECT MAX(number) FROM decisions WHERE certificate IS NOT NULL AND person IS NOT NULL"
-            " AND undone_at IS NULL GROUP BY person)"
+            "SELECT COUNT(*) AS n FROM (SELECT DISTINCT person FROM decisions WHERE person IS NOT NULL) AS known WHERE"
+            " json_array_length((SELECT certificate FROM decisions WHERE person = known.person AND certificate IS NOT NULL"
+            " AND undone_at IS NULL ORDER BY number DESC LIMIT 1), '$.causes') > 0"
         )[0]["n"]
 
     def judge_answers(self, person: str | None = None) -> JudgeAnswers:
@@ -336,12 +336,8 @@ class Decisions:
                 " AND decision IN (SELECT number FROM decisions WHERE person IS ?)",
                 (oldest, UNBOUNDED if serving is None else serving, person),
             )
-            rows = connection.execute("SELECT decision, turn_id, score FROM probe_scores").fetchall()
-        scores: dict[int, dict[str, float]] = {row["number"]: {} for row in kept}
-        for row in rows:
-            if row["decision"] in scores:
-                scores[row["decision"]][row["turn_id"]] = row["score"]
-        return scores
+            of_decision = "SELECT turn_id, score FROM probe_scores WHERE decision = ?"
+            return {row["number"]: dict(connection.execute(of_decision, (row["number"],)).fetchall()) for row in kept}
 
     def refusals(self, person: str | None = None) -> list[DecisionRecord]:
         """Return the refusals of the series that has not ended, newest first.

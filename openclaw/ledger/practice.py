@@ -34,7 +34,10 @@ _COUNTS = (
     " AND (steps.person IS NULL OR steps.person = done.person))"
 )
 """Whether a round counts: its replies were not taken back, nor the weights that it measured."""
-_NOT_LIVE = "(state = 'ready' OR (state = 'leased' AND rollout_id NOT IN (SELECT rollout_id FROM steps WHERE undone_at IS NULL)))"
+_NOT_LIVE = (
+    "state IN ('ready', 'leased') AND NOT EXISTS"
+    " (SELECT 1 FROM steps WHERE steps.rollout_id = samples.rollout_id AND undone_at IS NULL)"
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -177,7 +177,8 @@ class Probes:
         results = [
             row["reason"]
             for row in self._database.rows(
-                f"SELECT id, session_id, reason FROM turns WHERE session_id > ? AND session_id < ? AND {decided}",
+                "SELECT id, session_id, reason FROM turns INDEXED BY turns_by_session_state"
+                f" WHERE session_id > ? AND session_id < ? AND {decided}",
                 (f"{first}{PASS}", f"{first}{PASS}:", *same),  # the colon follows the digits
             )
             if first_pass(row["session_id"], row["id"]) == first

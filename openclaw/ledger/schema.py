@@ -453,6 +453,10 @@ OWNERS_PERSON = (
 _VERSION_32 = f"""
 CREATE INDEX turns_by_person ON turns({OWNERS_PERSON}, number, state);
 """
+_VERSION_33 = """
+CREATE INDEX steps_by_person ON steps(person, number);
+CREATE INDEX decisions_by_person ON decisions(person, number);
+"""
 
 
 def fill_baseline_owners(connection: sqlite3.Connection) -> None:
@@ -564,6 +568,7 @@ MIGRATIONS: tuple[Migration, ...] = (
     Migration(30, "responses that clients may ask for again", _VERSION_30),
     Migration(31, "conversation digests that take 5.0 and 5 for one number", "", renew_conversations),
     Migration(32, "an index of the turns of a person", _VERSION_32),
+    Migration(33, "indexes of a person's steps and decisions", _VERSION_33),
 )
 VERSION = MIGRATIONS[-1].version
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sqlite3
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -13,7 +15,6 @@ from hypothesis import strategies as st
 
 from lab.testkit.ledger_records import judged_sample, make_turn
 from openclaw.ledger.commands import salvage
-from openclaw.ledger.database import sessions_of
 from openclaw.ledger.feedback import as_next_state
 from openclaw.ledger.records import Feedback, Origin
 from openclaw.ledger.samples import insert_sample
@@ -21,6 +22,8 @@ from openclaw.ledger.schema import OWNERS_PERSON
 from openclaw.ledger.store import Ledger
 from openclaw.owners import LOCAL, episode_owner, owner_of, root, stored_id
 from openclaw.training.samples import make_sample
+
+ALICE = "alice"
 
 
 @pytest.fixture
@@ -59,12 +62,44 @@ def test_the_ledger_knows_whose_a_session_is(name: str) -> None:
     assert found == (root(owner_of(name)),)
 
 
-def test_a_persons_turns_are_found_by_an_index(ledger: Ledger) -> None:
-    """However many others the ledger has; a scan holds the ledger's lock, for which replies wait."""
-    of_person, names = sessions_of("alice")
-    for end in ("AND state = 'judged' ORDER BY number DESC LIMIT 9", "AND kind = 'main' ORDER BY number DESC LIMIT 9"):
-        plan = ledger.database.rows(f"EXPLAIN QUERY PLAN SELECT * FROM turns WHERE {of_person} {end}", names)
-        assert [row["detail"] for row in plan] == ["SEARCH turns USING INDEX turns_by_person (<expr>=?)"]
+QUESTIONS: dict[str, Callable[[Ledger], object]] = {
+    "serving": lambda ledger: ledger.decisions.serving(ALICE),
+    "refusals": lambda ledger: ledger.decisions.offer(1, ALICE),
+    "certificate": lambda ledger: ledger.decisions.last_certified(ALICE),
+    "window": lambda ledger: ledger.decisions.probe_window(9, ALICE),
+    "judge": lambda ledger: ledger.decisions.judge_answers(ALICE),
+    "scores": lambda ledger: ledger.decisions.accepted_scores(9, ALICE),
+    "last batch": lambda ledger: ledger.decisions.last_batch(ALICE),
+    "batch of version": lambda ledger: ledger.decisions.batch_of_version(ALICE, "1"),
+    "live": lambda ledger: ledger.samples.live_update(ALICE),
+    "ready": lambda ledger: ledger.samples.ready_count(ALICE),
+    "draw": lambda ledger: [ledger.probes.becomes_probe(make_turn(session_id=f"@alice:{n}"), 0.5) for n in range(9)],
+    "candidates": lambda ledger: ledger.probes.candidates(0, 9, 9, 9, ALICE),
+    "newest": lambda ledger: ledger.probes.newest_turns(9, 99, ALICE),
+    "degenerate": lambda ledger: ledger.views.degenerate_share(("truncated",), ALICE),
+    "practice": lambda ledger: ledger.practices.prompts(ALICE, ["lesson"], 4, 99),
+    "under way": lambda ledger: ledger.practices.under_way(ALICE, "series"),
+    "measure": lambda ledger: ledger.lessons.prompts(ALICE, 9, 99),
+    "lessons": lambda ledger: ledger.lessons.of(ALICE),
+}
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_no_question_about_one_person_reads_everybodys_rows(ledger: Ledger, question: str) -> None:
+    """It would hold the ledger's lock, for which replies wait, the longer the more others talk."""
+    for owner in (ALICE, "bob"):
+        judged_sample(ledger, owner, session_id=stored_id(owner, "s"))
+    asked: list[str] = []
+    ledger.database.connection.set_trace_callback(asked.append)
+    QUESTIONS[question](ledger)
+    ledger.database.connection.set_trace_callback(None)
+    reads = [sql for sql in asked if sql.startswith(("SELECT", "DELETE"))]
+    assert reads
+    plans = {sql: [row["detail"] for row in ledger.database.rows(f"EXPLAIN QUERY PLAN {sql}")] for sql in reads}
+    everybodys = re.compile(r"SCAN (turns|samples|steps|decisions|verdicts|probe_scores|lesson_turns|feedback)\b")
+    assert [(sql, plan) for sql, plan in plans.items() if any(map(everybodys.match, plan))] == []
+    by_state = [sql for sql, plan in plans.items() if any("turns_by_state" in each for each in plan)]
+    assert by_state == [], "all turns in a state are everybody's, too"
 
 
 def test_a_batch_of_one_person_and_one_origin(ledger: Ledger) -> None:
