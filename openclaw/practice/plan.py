@@ -206,15 +206,16 @@ def is_near(sampled: Sequence[float], now: Sequence[float]) -> bool:
     return bool(distances) and math.fsum(distances) / len(distances) < FAR
 
 
-EMPHASIS = 0.5
-"""How much more than the base model that reads the lessons the teacher means them, log/practice.md."""
+EMPHASIS, MOST_RAISED = 0.5, 1.0
+"""How much more than the base model that reads the lessons the teacher means them, and the most nats of a token's change that
+count: log/practice.md#bounded-emphasis."""
 
 
 def emphasised(taught: TopK, plain: TopK, by: float = EMPHASIS) -> TopK:
-    """Return a teacher's tokens with what the lessons change raised: ``log q(v) + by (log q(v) - log p(v))``, normalised.
+    """Return a teacher's tokens with what the lessons change raised: ``log q(v) + by d(v)``, normalised.
 
-    Tokens that the lessons do not touch, such as the numbers of an answer, keep their odds. All tokens outside the lists keep
-    their share.
+    ``d(v)`` is ``log q(v) - log p(v)``, at most `MOST_RAISED` up or down. So tokens that the lessons hardly touch, such as the
+    numbers of an answer, keep their odds, and no token gains more than ``by`` nats. All tokens outside the lists keep their share.
 
     Args:
         taught: the likeliest tokens of the base model that reads the lessons, ``q``.
@@ -225,7 +226,9 @@ def emphasised(taught: TopK, plain: TopK, by: float = EMPHASIS) -> TopK:
     rows: list[list[float]] = []
     for ids, values, known, others in zip(taught.ids, taught.log_probs, plain.ids, plain.log_probs, strict=True):
         without, least = dict(zip(known, others, strict=True)), min(others)
-        raised = [value + by * (value - without.get(token, least)) for token, value in zip(ids, values, strict=True)]
+        changes = [value - without.get(token, least) for token, value in zip(ids, values, strict=True)]
+        bounded = [min(MOST_RAISED, max(-MOST_RAISED, change)) for change in changes]
+        raised = [value + by * change for value, change in zip(values, bounded, strict=True)]
         rest = max(0.0, 1.0 - math.fsum(map(math.exp, values)))
         whole = math.log(math.fsum(map(math.exp, raised)) + rest)
         rows.append([value - whole for value in raised])
