@@ -167,8 +167,15 @@ ELSEWHERE = "result.txt"
 VARIANTS = 5
 """Of each prompt that names a run or a time. All but the last are taught; on the last the policy is measured."""
 RUN_ID = re.compile(r"\b[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}\b")
-CLOCK = re.compile(r"\b[0-2]\d:[0-5]\d\b")
-DAY = re.compile(r"\b(?:(Mon|Tue|Wed|Thu|Fri|Sat|Sun) )?20\d\d-\d\d-\d\d\b")
+WEEKDAY = "(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)"
+MONTH = "(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)"
+TIMES = {
+    re.compile(r"\b[0-2]\d:[0-5]\d\b"): "%H:%M",
+    re.compile(rf"\b{WEEKDAY} {MONTH} [0-3]\d 20\d\d\b"): "%a %b %d %Y",
+    re.compile(r"\b20\d\d-\d\d-\d\d\b"): "%Y-%m-%d",
+    re.compile(rf"\b{WEEKDAY} 20\d\d-\d\d-\d\d\b"): "%a %Y-%m-%d",
+}
+"""How programs write a day or a time, and how `datetime` writes it so."""
 
 
 class LessonError(RuntimeError):
@@ -187,9 +194,15 @@ class Lesson:
 def variants(lesson: Lesson) -> list[Lesson]:
     """Return a lesson as other runs at other times would send it, ``VARIANTS`` times; only itself if it names neither."""
     text = json.dumps(lesson.messages)
-    if not any(pattern.search(text) for pattern in (RUN_ID, CLOCK, DAY)):
+    if not any(pattern.search(text) for pattern in (RUN_ID, *TIMES)):
         return [lesson]
     return [replace(lesson, messages=json.loads(_at_another_time(text, number))) for number in range(VARIANTS)]
+
+
+def as_runs(lessons: Sequence[Lesson]) -> list[list[Lesson]]:
+    """Return the lessons as each of several runs would send them; one run if no lesson names a run or a time."""
+    each = [variants(lesson) for lesson in lessons]
+    return [[others[number % len(others)] for others in each] for number in range(max(map(len, each)))]
 
 
 def _at_another_time(text: str, number: int) -> str:
@@ -200,8 +213,10 @@ def _at_another_time(text: str, number: int) -> str:
         return others.setdefault(match[0], str(uuid.UUID(int=draw.getrandbits(128), version=4)))
 
     moment = datetime(2026, 1, 1) + timedelta(minutes=draw.randrange(3 * 365 * 24 * 60))
-    dated = DAY.sub(lambda match: f"{moment:%a %Y-%m-%d}" if match[1] else f"{moment:%Y-%m-%d}", text)
-    return CLOCK.sub(f"{moment:%H:%M}", RUN_ID.sub(another_id, dated))
+    text = RUN_ID.sub(another_id, text)
+    for pattern, form in TIMES.items():
+        text = pattern.sub(f"{moment:{form}}", text)
+    return text
 
 
 @dataclass(frozen=True)

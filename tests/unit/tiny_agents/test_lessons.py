@@ -6,7 +6,7 @@ import itertools
 import json
 from dataclasses import asdict
 
-from lab.tiny_agents.lessons import VARIANTS, Call, Lesson, Words, _events, variants
+from lab.tiny_agents.lessons import VARIANTS, Call, Lesson, Words, _events, as_runs, variants
 from lab.tiny_agents.teach import _order
 
 RUN = "0b9c8a64-8b44-4e1c-9a55-0d5c2a0f6b11"
@@ -40,6 +40,21 @@ def test_other_runs_differ_in_id_day_and_time_alone() -> None:
 def test_another_recording_gives_the_same_lessons() -> None:
     one, other = prompt(RUN, "Tue 2026-11-24 04:21"), prompt(OTHER_RUN, "Fri 2027-01-01 23:59")
     assert [asdict(each) for each in variants(one)] == [asdict(each) for each in variants(other)]
+
+
+def test_a_day_is_found_as_programs_write_it() -> None:
+    dates = [[f"Today's date: {day}" for day in days] for days in (["Mon Nov 30 2026"], ["Fri Jan 01 2027"])]
+    one, other = ([Lesson([{"role": "user", "content": text}], [], ["right"]) for text in texts] for texts in dates)
+    assert as_runs(one) == as_runs(other)
+    assert len({run[0].messages[0]["content"] for run in as_runs(one)}) == VARIANTS
+
+
+def test_a_run_sends_all_its_lessons_at_one_time() -> None:
+    timed, timeless = prompt(RUN, "Tue 2026-11-24 04:21"), Lesson([], [], ["right"])
+    runs = as_runs([timed, timeless, timed])
+    assert len(runs) == VARIANTS
+    assert all(first == last and between == timeless for first, between, last in runs)
+    assert as_runs([timeless]) == [[timeless]]
 
 
 def test_every_round_has_each_lesson_once() -> None:
