@@ -241,8 +241,7 @@ class LessonMeter:
         Raises:
             EngineUnavailableError: the engine is away, or the weights changed meanwhile.
         """
-        people = await asyncio.to_thread(self._ledger.lessons.measurable)
-        for person, lessons in people.items():
+        for person in await asyncio.to_thread(self._ledger.lessons.measurable_people):
             whose = person if self._per_person else None
             live = await asyncio.to_thread(self._ledger.samples.live_update, whose)
             if live is None:
@@ -254,7 +253,8 @@ class LessonMeter:
             if person in self._done:
                 continue
             self._tries[person] += 1
-            if any(_is_of(each.measure, live) for each in lessons):
+            lessons = await asyncio.to_thread(self._ledger.lessons.measurable, person)
+            if not lessons or any(_is_of(each.measure, live) for each in lessons):
                 self._done.add(person)
                 continue
             if self._tries[person] > TRIES:

@@ -134,13 +134,16 @@ class Lessons:
         wanted = f"(state IN ({states}) OR {_LEARNED})"
         return self._plain(f"person = ? AND {wanted} ORDER BY changed_at, rowid", person)
 
-    def measurable(self) -> dict[str, list[Lesson]]:
-        """Return the lessons that a measurement may move, by person, with their evidence: active ones and learned ones."""
-        rows = self._database.rows(f"{_EVIDENCE} WHERE state = 'active' OR {_LEARNED} ORDER BY changed_at, rowid")
-        results: dict[str, list[Lesson]] = {}
-        for row in rows:
-            results.setdefault(row["person"], []).append(self._measured(_lesson(row)))
-        return results
+    def measurable_people(self) -> list[str]:
+        """Return the people who have lessons that a measurement may move."""
+        rows = self._database.rows(
+            f"SELECT DISTINCT person FROM lessons WHERE state = 'active' OR {_LEARNED} ORDER BY person"
+        )
+        return [row["person"] for row in rows]
+
+    def measurable(self, person: str) -> list[Lesson]:
+        """Return a person's lessons that a measurement may move, with their evidence: active ones and learned ones."""
+        return [each for each in self.of(person) if each.state == "active" or each.is_learned]
 
     def record_measure(self, person: str, lesson_id: str, text: str, measure: Measure) -> str | None:
         """Commit a measurement of a lesson and what it means for its state; return the move, or None if it stays.

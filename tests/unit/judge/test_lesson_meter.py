@@ -243,6 +243,20 @@ def test_a_person_is_measured_once_per_update_on_its_own_prompts(run: Run) -> No
     assert len(weights.prompts) == count + 1, "a restarted process only looks whether there is a base model"
 
 
+def test_no_look_counts_the_evidence_of_who_was_measured(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is read from every turn under a lesson, under the ledger's lock."""
+    counted: list[str] = []
+    of = run.ledger.lessons.of
+    monkeypatch.setattr(run.ledger.lessons, "of", lambda person: counted.append(person) or of(person))
+    meter = run.meter(Weights(0.3))
+    for version in ("8", "9"):
+        run.update(version)
+        meter._policy = Weights(0.3, version)
+        for _ in range(3):
+            asyncio.run(meter.step())
+    assert counted == [ALICE, ALICE], "once per update"
+
+
 def test_replies_of_other_weights_do_not_count(run: Run) -> None:
     meter = run.meter(Weights(0.9, "7"))
     for _ in range(TRIES):

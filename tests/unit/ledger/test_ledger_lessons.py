@@ -674,7 +674,7 @@ def test_only_a_proven_unpinned_lesson_of_these_words_rests(run: Run) -> None:
     run.lessons.edit(ALICE, lesson.id, pinned=True)
     assert run.lessons.record_measure(ALICE, lesson.id, lesson.text, measured(plain=3.0)) is None
     assert run.named(lesson.text).state == "active"
-    assert run.lessons.measurable().keys() == {ALICE}
+    assert (run.lessons.measurable_people(), len(run.lessons.measurable(ALICE))) == ([ALICE], 1)
 
 
 def test_its_person_may_switch_a_learned_lesson_on_off_or_reword_it(run: Run) -> None:
