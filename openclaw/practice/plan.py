@@ -206,29 +206,28 @@ def is_near(sampled: Sequence[float], now: Sequence[float]) -> bool:
     return bool(distances) and math.fsum(distances) / len(distances) < FAR
 
 
-EMPHASIS, MOST_RAISED = 0.5, 1.0
-"""How much more than the base model that reads the lessons the teacher means them, and the most nats of a token's change that
-count: log/practice.md#bounded-emphasis."""
+EMPHASIS = 1.0
+"""The most nats by which the teacher raises or lowers a token beyond the base model that reads the lessons:
+log/practice.md#bounded-emphasis."""
 
 
-def emphasised(taught: TopK, plain: TopK, by: float = EMPHASIS) -> TopK:
-    """Return a teacher's tokens with what the lessons change raised: ``log q(v) + by d(v)``, normalised.
+def emphasised(taught: TopK, plain: TopK, most: float = EMPHASIS) -> TopK:
+    """Return a teacher's tokens with what the lessons change counted twice, up to a bound: ``log q(v) + d(v)``, normalised.
 
-    ``d(v)`` is ``log q(v) - log p(v)``, at most `MOST_RAISED` up or down. So tokens that the lessons hardly touch, such as the
-    numbers of an answer, keep their odds, and no token gains more than ``by`` nats. All tokens outside the lists keep their share.
+    ``d(v)`` is ``log q(v) - log p(v)``, at most ``most`` up or down. Tokens that the lessons do not touch, such as the numbers of
+    an answer, keep their odds. All tokens outside the lists keep their share.
 
     Args:
         taught: the likeliest tokens of the base model that reads the lessons, ``q``.
         plain: those of the base model without them, ``p``, at the same positions. A token that is not among them counts as
             the least likely of them, which is more than it has.
-        by: 0 gives ``taught``.
+        most: nats; 0 gives ``taught``.
     """
     rows: list[list[float]] = []
     for ids, values, known, others in zip(taught.ids, taught.log_probs, plain.ids, plain.log_probs, strict=True):
         without, least = dict(zip(known, others, strict=True)), min(others)
         changes = [value - without.get(token, least) for token, value in zip(ids, values, strict=True)]
-        bounded = [min(MOST_RAISED, max(-MOST_RAISED, change)) for change in changes]
-        raised = [value + by * change for value, change in zip(values, bounded, strict=True)]
+        raised = [value + min(most, max(-most, change)) for value, change in zip(values, changes, strict=True)]
         rest = max(0.0, 1.0 - math.fsum(map(math.exp, values)))
         whole = math.log(math.fsum(map(math.exp, raised)) + rest)
         rows.append([value - whole for value in raised])

@@ -12,7 +12,6 @@ from openclaw.ledger.practice import Round, RoundOutcome
 from openclaw.ledger.records import TopK
 from openclaw.lessons.lesson import Lesson
 from openclaw.practice.plan import (
-    MOST_RAISED,
     NEAR,
     REPLY_TOKENS,
     Prompt,
@@ -116,19 +115,18 @@ def test_an_emphasised_teacher_raises_what_the_lessons_change_and_nothing_else()
     same = emphasised(taught, taught)
     assert same.log_probs[0] == pytest.approx(taught.log_probs[0])
     assert emphasised(taught, plain, 0.0).log_probs[0] == pytest.approx(taught.log_probs[0])
-    [raised] = emphasised(taught, plain, 0.5).log_probs
+    [raised] = emphasised(taught, plain).log_probs
     odds = [math.exp(value - raised[1]) for value in raised]
-    more = 0.4 * math.sqrt(2.0)
-    assert odds == pytest.approx([more / 0.3, 1.0, 2 / 3]), "twice as likely with the lesson"
-    assert math.fsum(map(math.exp, raised)) == pytest.approx(1 - 0.1 / (more + 0.3 + 0.2 + 0.1)), "the rest is a share"
+    assert odds == pytest.approx([0.8 / 0.3, 1.0, 2 / 3]), "twice as likely with the lesson, so four times"
+    assert math.fsum(map(math.exp, raised)) == pytest.approx(1 - 0.1 / (0.8 + 0.3 + 0.2 + 0.1)), "the rest is a share"
     missing = TopK([logs[1][1:]], [[8, 9]])
-    assert emphasised(taught, missing, 0.5).log_probs[0] == pytest.approx(raised), "as the least likely one"
+    assert emphasised(taught, missing).log_probs[0] == pytest.approx(raised), "as the least likely one"
 
 
 def test_an_emphasised_teacher_raises_no_token_by_more_than_a_bound() -> None:
     taught, plain = ([[math.log(share) for share in row]] for row in ([0.5, 0.4], [0.5 / 1000, 0.4 * 1000]))
     [raised] = emphasised(TopK(taught, [[7, 8]]), TopK(plain, [[7, 8]]), 0.5).log_probs
-    assert raised[0] - raised[1] == pytest.approx(math.log(0.5 / 0.4) + 2 * 0.5 * MOST_RAISED)
+    assert raised[0] - raised[1] == pytest.approx(math.log(0.5 / 0.4) + 2 * 0.5)
 
 
 def test_a_group_rewards_what_obeys_more_than_the_others() -> None:
