@@ -248,9 +248,16 @@ def move_samples(
 def close_practice(connection: sqlite3.Connection, person: str, series: str | None = None) -> None:
     """Let no step use a person's practice any more, except that of ``series``, because what its teacher read has changed.
 
-    What no batch has yet is dropped; what is in one does not return if the batch is undone.
+    What no batch has yet is dropped; what is in one does not return if the batch is undone. The teacher's numbers, which are most
+    of a ledger with practice, go with those that no step can use again.
     """
     connection.execute(
         "UPDATE practice_rounds SET closed = 1 WHERE person = ? AND series IS NOT ? AND NOT closed", (person, series)
     )
     move_samples(connection, "discard", f"person = ? AND {CLOSED_PRACTICE}", (person,), reason=LESSONS_CHANGED)
+    connection.execute(
+        "UPDATE samples SET teacher_topk_log_probs = NULL, teacher_topk_indices = NULL WHERE practice_round IN"
+        " (SELECT id FROM practice_rounds WHERE person = ? AND closed) AND +state IN ('trained', 'dropped')"
+        " AND teacher_topk_indices IS NOT NULL",
+        (person,),
+    )

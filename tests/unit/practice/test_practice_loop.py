@@ -389,6 +389,29 @@ def test_no_step_uses_practice_from_before_a_change_of_the_lessons(run: Run, cha
     assert run.ledger.samples.forgotten_count() == (24 if deleted else 0), "the teacher's numbers came from the words"
 
 
+def test_the_teachers_numbers_go_once_no_step_can_use_them_again(run: Run) -> None:
+    """They are 600 bytes for each token of a reply, so a ledger would grow without bound."""
+
+    def kept(state: str) -> int:
+        rows = "SELECT COUNT(*) FROM samples WHERE state = ? AND {} IS NOT NULL"
+        numbers = ("teacher_topk_log_probs", "teacher_topk_indices")
+        [count] = {run.ledger.database.rows(rows.format(name), (state,))[0][0] for name in numbers}
+        return count
+
+    for rollout in range(2):
+        assert run.practise() == "drawn"
+        assert run.train(rollout) == 24
+    run.ledger.samples.mark_trained(0)
+    assert (kept("trained"), kept("leased")) == (24, 24), "a restored checkpoint would train them again"
+    run.now += 1.0
+    run.ledger.lessons.add(ALICE, "Keep answers short.")
+    assert (kept("trained"), kept("leased")) == (0, 24), "a batch that is collected again still needs them"
+    assert run.practise() == "drawn"
+    run.ledger.samples.mark_trained(1)
+    run.ledger.lessons.choose_mode(ALICE, "off")
+    assert (kept("trained"), kept("dropped")) == (0, 0)
+
+
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_round_is_lost_if_its_lessons_change_meanwhile(run: Run, change: str) -> None:
     due = run.loop.due(ALICE)
