@@ -18,6 +18,7 @@ from groundwork.command_line import CommandLine
 from groundwork.exceptions import ConfigError
 from openclaw.config.method_config import CONFIG_CLASS, MethodConfig, config_of, declared_configs
 from openclaw.config.runtime import RuntimeConfig
+from openclaw.launch.flags import NOT_TYPED
 from openclaw.launch.methods import (
     REPOSITORY,
     declaration_problems,
@@ -67,7 +68,20 @@ def plan_problems(plan: Plan) -> list[str]:
             return problems
         if problem := practice_problem(plan.args, plan.runtime.practice, plan.runtime.practice_replay > 0):
             problems.append(problem)
+        problems += _idle_practice(plan)
         return [*problems, *method_problems(function.method_path, plan.runtime, plan.environment)]
+
+
+def _idle_practice(plan: Plan) -> list[str]:
+    """Return the settings of practice that have no effect, because nothing is practised."""
+    if plan.runtime is None or plan.runtime.practice != "off":
+        return []
+    typed = sorted(name for name, source in plan.runtime_sources.items() if source not in NOT_TYPED)
+    names = [name for name in typed if name.startswith("OPENCLAW_PRACTICE_")]
+    return [
+        f"{name} has no effect, because nothing is practised; set OPENCLAW_PRACTICE=liked, or unset it"
+        for name in names
+    ]
 
 
 def method_problems(path: str, config: RuntimeConfig, environment: Mapping[str, str]) -> list[str]:

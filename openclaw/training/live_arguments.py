@@ -57,13 +57,13 @@ def practice_problem(args: Arguments, practice: str, replays: bool = False) -> s
         practice: the value of OPENCLAW_PRACTICE.
         replays: whether OPENCLAW_PRACTICE_REPLAY is above 0.
     """
+    if practice == "off":
+        return None
     if replays and not args.use_tis:
         return (
             "OPENCLAW_PRACTICE_REPLAY trains replies of older weights, which need importance weights; add --use-tis, or set "
             "OPENCLAW_PRACTICE_REPLAY=0"
         )
-    if practice == "off":
-        return None
     where = f"OPENCLAW_PRACTICE={practice}"
     if not args.use_lora:
         return (

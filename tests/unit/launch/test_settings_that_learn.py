@@ -64,6 +64,15 @@ def test_votes_and_weights_without_effect_are_refused(
     assert words is None or words in problems[0]
 
 
+@pytest.mark.parametrize("name", ["TOKENS", "ROUNDS", "PASSES", "REPLAY", "RUBRIC"])
+def test_settings_of_practice_without_practice_are_refused(name: str, model: Path) -> None:
+    typed = {f"OPENCLAW_PRACTICE_{name}": "64" if name == "TOKENS" else "1"}
+    [problem] = plan_problems(plan("rl", model, **typed))
+    assert problem.startswith(f"OPENCLAW_PRACTICE_{name} has no effect")
+    assert "set OPENCLAW_PRACTICE=liked" in problem
+    assert plan_problems(plan("personal", model, "--use-tis", **typed)) == []
+
+
 def test_the_threshold_reaches_the_judge_loop(model: Path) -> None:
     """Finding B11: the variable was documented and refused."""
     assert plan("rl", model, MAJORITY_VOTE_THRESHOLD="0.7").runtime.majority_vote_threshold == 0.7

@@ -42,6 +42,7 @@ def test_a_replay_needs_importance_weights() -> None:
     assert "--use-tis" in (practice_problem(plain, "liked", replays=True) or "")
     assert practice_problem(weighted, "liked", replays=True) is None
     assert practice_problem(plain, "liked") is None
+    assert practice_problem(plain, "off", replays=True) is None, "the launcher says that it has no effect"
 
 
 def test_a_turn_without_lessons_trains_its_score() -> None:
