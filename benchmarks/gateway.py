@@ -611,6 +611,8 @@ def run_workers(bench: Bench) -> dict:
     gateways = {}
     for workers in (1, bench.arguments.workers):
         gateways[workers] = bench.gateway(engine, GATEWAY_WORKERS=str(workers))
+        while get(gateways[workers].port, "/healthz").get("workers", 1) < workers:
+            time.sleep(0.05)
         bench.warm(engine, gateways[workers], workload)
     figures = bench.figures(workers=[])
     for count in bench.connections(16):

@@ -20,6 +20,7 @@ from typing import Any, Self
 
 from groundwork.command_line import names_a_user
 from groundwork.exceptions import ConfigError
+from groundwork.machine import usable_cores
 from groundwork.network import is_loopback
 from groundwork.variables import Value, Variable
 from openclaw.config.runtime_variables import DEBUG_LEVEL, VARIABLES, RuntimeVariables
@@ -29,6 +30,8 @@ __all__ = ["VARIABLES", "ConfigError", "RuntimeConfig", "Value", "Variable", "ke
 
 SHARE_OF_A_KEY = 4
 """With a keys file, one key may have this part of the server's concurrent requests, unless its variable is set."""
+CORES_OF_A_WORKER, MOST_WORKERS = 4, 8
+"""Of the default: engines, trainer and judge need the other cores, and one process leads."""
 HOST_NAME = re.compile(r"[a-z0-9_.-]+|[0-9a-f:]*:[0-9a-f:.]*")
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#@*]+")
 
@@ -179,6 +182,11 @@ class RuntimeConfig(RuntimeVariables):
         """Return the seconds that judging a turn may take: long enough for three of the longest answers."""
         answers = ANSWERS_IN_TIME * self.prm_max_new_tokens / SLOW_JUDGE_TOKENS_PER_SECOND
         return self.judge_timeout or max(MIN_JUDGE_SECONDS, answers)
+
+    @property
+    def workers(self) -> int:
+        """Return how many processes answer requests for replies, 1 for the leading one alone: as set, else by the cores."""
+        return self.gateway_workers or max(1, min(MOST_WORKERS, usable_cores() // CORES_OF_A_WORKER))
 
     @property
     def concurrent_per_key(self) -> int | None:

@@ -303,10 +303,11 @@ class RuntimeVariables(GateVariables):
         "exclude",
         "turns whose reply the user regenerated: exclude leaves them out of training, negative judges them by that",
     )
-    gateway_workers: int = variable(
+    gateway_workers: int | None = variable(
         "GATEWAY_WORKERS",
-        1,
-        "processes that answer requests for replies, beside the one that leads; 1: that one alone",
+        None,
+        "processes that answer requests for replies, beside the one that leads; 1: that one alone; unset: one for every four cores that "
+        "the process may use, at most 8",
         minimum=1,
         maximum=64,
     )

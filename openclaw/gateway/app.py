@@ -216,7 +216,8 @@ def create_app(
     answer_errors(app)
     desk = app.desk = ResponseDesk(service, service.ledger)
     app.endpoints = reply_endpoints(service, desk)
-    app.guard = partial(_guard, service, app.endpoints, app.doorway, keyring, slots or InFlightRegistry())
+    processes = config.workers if workers else 1
+    app.guard = partial(_guard, service, app.endpoints, app.doorway, keyring, slots or InFlightRegistry(), processes)
     app.router.routes += [Route(path, endpoint, methods=["POST"]) for path, endpoint in app.endpoints.items()]
     add_session_routes(app, service)
     add_response_routes(app, desk)
@@ -250,9 +251,10 @@ def _guard(
     doorway: Doorway,
     keyring: Keyring,
     slots: InFlightRegistry,
+    processes: int,
     app: ASGIApp,
 ) -> Guard:
-    """Return the guard in front of ``app``."""
+    """Return the guard in front of ``app`` in one of so many ``processes``."""
 
     def count_refused(path: str, status: int) -> None:
         if path in endpoints:
@@ -266,7 +268,7 @@ def _guard(
         bodies=Bodies(
             config.max_body_bytes,
             most_of_a_key=config.concurrent_per_key if config.api_keys_file else None,
-            memory=max(config.max_body_bytes, BODY_MEMORY.most // config.gateway_workers),
+            memory=max(config.max_body_bytes, BODY_MEMORY.most // processes),
         ),
         limits=service.limits,
         metrics=service.metrics,
@@ -285,7 +287,7 @@ def create_worker_app(
     async def reply(scope: Scope, receive: Receive, send: Send) -> None:
         await endpoints[scope["path"]](scope, receive, send)
 
-    guarded = doorway.with_cors(_guard(service, endpoints, doorway, keyring, slots, reply))
+    guarded = doorway.with_cors(_guard(service, endpoints, doorway, keyring, slots, service.config.workers, reply))
 
     async def lifespan(receive: Receive, send: Send) -> None:
         await receive()

@@ -297,7 +297,7 @@ async def serve(config: RuntimeConfig) -> None:
             if config.run_dir and config.adapter_per_person
             else None
         )
-        workers = Workers(config, registry) if config.gateway_workers > 1 else None
+        workers = Workers(config, registry) if config.workers > 1 else None
         if workers is not None:
             try:
                 workers.bind()

@@ -80,7 +80,7 @@ async def serve_worker(config: RuntimeConfig, number: int, topk: int, sockets: S
     keyring, desk = Keyring(config.api_key, config.api_keys_file), ResponseDesk(service, ledger)
     slots = InFlightRegistry(of_worker(requests_path(config.ledger or ""), number))
     app = create_worker_app(service, shared, desk, keyring, slots)
-    bounds = DoorBounds(room_for_connections(-(-config.max_connections // config.gateway_workers)))
+    bounds = DoorBounds(room_for_connections(-(-config.max_connections // config.workers)))
     server = GatewayServer(app, config, service.metrics, bounds, sockets[1:])
 
     def stop() -> None:

@@ -2,7 +2,7 @@
 
 Guarantees: each worker has a socket of its own on the gateway's port, and the kernel spreads the connections over them. A
 worker that dies, or answers nothing for ``OPENCLAW_FROZEN_SECONDS``, is started again, at once and then less and less often.
-Until it serves, the leading process accepts its connections, so that none waits. A worker ends at once when the leading
+Until it serves, at the start too, the leading process accepts its connections, so that none waits. A worker ends at once when the leading
 process does. On a stop the workers end first, as a runtime process does, and the leading process answers them until
 then. Their counts outlive them: `SummedMetrics` is what all processes have counted since the leading one began.
 
@@ -27,6 +27,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 
 from groundwork.private_files import private_folder
 from groundwork.process import ChildProcess, spawn
+from groundwork.start_timeline import GATEWAY, Step, mark
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.gateway import under_way
 from openclaw.gateway.app import GuardedApp
@@ -46,7 +47,7 @@ FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.1, 30.0
 LONG_LIFE_SECONDS = 60.0
 """A worker that lived this long is started again at once."""
 START_SECONDS = 60.0
-"""For which workers that are ready wait for the others at the first start."""
+"""For which workers that are ready wait for the others at the first start; the leading process serves meanwhile."""
 LOOKS = 4
 """At a worker that does not answer, before it counts as frozen."""
 POLL_SECONDS = 0.02
@@ -99,7 +100,7 @@ class Workers:
         """
         host = self._config.host
         port = free_port(host, self._config.port, PORT_PATIENCE_SECONDS)  # or it would be shared with another run
-        self._sockets = [bound(host, port) for _ in range(self._config.gateway_workers)]
+        self._sockets = [bound(host, port) for _ in range(self._config.workers)]
 
     async def run(
         self,
@@ -125,9 +126,13 @@ class Workers:
         app.desk.elsewhere = self._stop_response
         shutil.rmtree(self._folder, ignore_errors=True)
         private_folder(self._folder)
+        await self._until(lambda: server.started or server.should_exit)
+        for number in range(len(self._sockets)):
+            await self._stand_in(number, server)
+        mark(self._config.run_dir, GATEWAY, Step.LISTENS)
         keepers = [
             asyncio.create_task(self._keep(number, server, lambda: Lead(service, app, keyring.episodes), topk))
-            for number in range(self._config.gateway_workers)
+            for number in range(len(self._sockets))
         ]
         asyncio.get_running_loop().call_later(START_SECONDS, self._all_ready.set)
         try:
@@ -190,10 +195,10 @@ class Workers:
                 *(number, why, worker.child.returncode, pause, self._lost_requests(number)),
             )
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._until_stopping(), pause)
+                await asyncio.wait_for(self._until(lambda: self._stopping), pause)
 
-    async def _until_stopping(self) -> None:
-        while not self._stopping:
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
             await asyncio.sleep(POLL_SECONDS)
 
     async def _start(self, number: int, lead: Lead, topk: int) -> Worker:
@@ -202,7 +207,8 @@ class Workers:
         descriptors = [theirs.fileno(), *(sock.fileno() for sock in self._sockets[number])]
         command = [sys.executable, "-m", self._program, str(number), str(topk), *map(str, descriptors)]
         paths = os.pathsep.join(own_import_paths())
-        environment = {**os.environ, "PYTHONPATH": paths, METRICS_VARIABLE: str(self._folder)}
+        count = RuntimeConfig.declared("gateway_workers").setting(len(self._sockets))
+        environment = {**os.environ, **count, "PYTHONPATH": paths, METRICS_VARIABLE: str(self._folder)}
         try:
             child = spawn(command, env=environment, name=f"worker {number}", keeps=descriptors)
         finally:
@@ -251,7 +257,7 @@ class Workers:
         await worker.lead.give_back()
 
     async def _stand_in(self, number: int, server: GatewayServer) -> None:
-        """Accept the connections of a worker that is gone, until the next one serves."""
+        """Accept the connections of a worker that is not there, until it serves."""
         if number not in self._deputies and server.started:
             self._deputies[number] = [await server.listen(sock=sock.dup()) for sock in self._sockets[number]]
 

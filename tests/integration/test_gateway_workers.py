@@ -10,21 +10,29 @@ import http.client
 import json
 import os
 import signal
+import ssl
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
+import trustme
 
-from benchmarks.gateway import Server, build_workload, start_engine, start_gateway
+from benchmarks.gateway import build_workload, start_engine, start_gateway
+from benchmarks.machine import REPOSITORY
+from groundwork.network import find_available_port
 from lab.testkit.tiny_random import build_tokenizer
 from lab.testkit.waiting import wait_until
+from openclaw.gateway.tls import own_certificate_context
 from openclaw.ledger.records import Turn
 from openclaw.ledger.store import Ledger
+from openclaw.runtime.start import supervise
 
 CHAT = "/v1/chat/completions"
 SECONDS = 120.0
@@ -49,8 +57,12 @@ class Answer:
 class Connection:
     """One connection, with the key of one person."""
 
-    def __init__(self, port: int, key: str) -> None:
+    def __init__(self, port: int, key: str, certificate: Path | None = None) -> None:
+        """Connect, over https if the gateway has a ``certificate``, which alone is trusted."""
         self.http = http.client.HTTPConnection("127.0.0.1", port, timeout=SECONDS)
+        if certificate is not None:
+            context = own_certificate_context(str(certificate))
+            self.http = http.client.HTTPSConnection("127.0.0.1", port, timeout=SECONDS, context=context)
         self.key = key
 
     def ask(self, method: str, path: str, body: Any = None, **headers: str) -> Answer:
@@ -71,8 +83,10 @@ class Connection:
 class Gateway:
     """The leading process, its two workers, and its ledger."""
 
-    def __init__(self, server: Server, ledger: Path) -> None:
+    def __init__(self, server: Any, ledger: Path, certificate: Path | None = None) -> None:
+        """``server`` has the ``child`` that leads and its ``port``, as `benchmarks.gateway.Server`."""
         self.server = server
+        self.certificate = certificate
         self.path = ledger
         self.ledger = Ledger(ledger)
 
@@ -81,22 +95,34 @@ class Gateway:
         """The workers that serve, by number."""
         found = {}
         for process in psutil.Process(self.server.child.pid).children(recursive=True):
-            line = process.cmdline()
-            if "openclaw.runtime.worker" in line:
-                found[line[line.index("openclaw.runtime.worker") + 1]] = process
+            with suppress(psutil.NoSuchProcess):
+                line = process.cmdline()
+                if "openclaw.runtime.worker" in line:
+                    found[line[line.index("openclaw.runtime.worker") + 1]] = process
         return [found[number] for number in sorted(found)]
 
     def at(self, number: int, name: str) -> Connection:
         """Return a connection that a certain worker has."""
         worker = self.workers[number]
         for _ in range(64):
-            connection = Connection(self.server.port, key_of(name))
+            connection = Connection(self.server.port, key_of(name), self.certificate)
             connection.ask("GET", "/healthz")
             ours = connection.http.sock.getsockname()[1]
             if any(each.raddr and each.raddr.port == ours for each in worker.net_connections("tcp")):
                 return connection
             connection.http.close()
         raise AssertionError(f"no connection reached worker {number}")
+
+    def alive(self) -> int:
+        """Return how many workers serve."""
+        connection = Connection(self.server.port, ADMIN, self.certificate)
+        return connection.ask("GET", "/healthz").json["workers"]
+
+    def when_ready(self) -> Gateway:
+        """Return this gateway once both workers serve; until then the leading process does."""
+        assert Connection(self.server.port, ADMIN, self.certificate).ask("GET", "/v1/models").status == 200
+        wait_until(lambda: self.alive() == 2, lambda: "a worker does not serve")
+        return self
 
     def both(self, name: str) -> list[Connection]:
         """Return a connection to each worker."""
@@ -132,7 +158,7 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
             OPENCLAW_COMMANDS="1",
         )
         try:
-            yield Gateway(server, folder / f"ledger-{server.port}.sqlite")
+            yield Gateway(server, folder / f"ledger-{server.port}.sqlite").when_ready()
         finally:
             server.stop()
     finally:
@@ -273,11 +299,7 @@ def test_a_killed_worker_loses_and_doubles_nothing_and_comes_back(gateway: Gatew
         connection = Connection(gateway.server.port, key_of("gus"))
         known.append(connection.chat(f"meanwhile {number}", session_id=f"m{number}").json["id"])
         connection.http.close()
-    wait_until(
-        lambda: Connection(gateway.server.port, ADMIN).ask("GET", "/healthz").json["workers"] == 2,
-        lambda: "the worker is not back",
-    )
-    assert gateway.workers[0].pid != victim.pid
+    wait_until(lambda: gateway.workers[0].pid != victim.pid and gateway.alive() == 2, lambda: "the worker is not back")
     known.append(gateway.at(0, "hal").chat("again", session_id="s5").json["id"])
     recorded = [turn.id for turn in gateway.turns("gus") + gateway.turns("hal")]
     assert Counter(recorded) == Counter(set(recorded)), "a turn is recorded once"
@@ -305,3 +327,89 @@ def test_it_ends_with_its_workers_once_running_replies_have_ended(gateway: Gatew
     assert gateway.server.child.wait(SECONDS) == 0
     assert not any(worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE for worker in workers)
     assert [turn.finish_reason for turn in gateway.turns("fay")] == ["stop", "stop"]
+
+
+def write_certificate(folder: Path) -> Path:
+    """Write a new certificate and its private key over those that are there, and return the certificate's file."""
+    issued = trustme.CA().issue_cert("127.0.0.1")
+    key, certificate = folder / "tls.key", folder / "tls.pem"
+    for path, text in ((key, issued.private_key_pem.bytes()), (certificate, issued.cert_chain_pems[0].bytes())):
+        path.touch(0o600)
+        path.write_bytes(text)
+    return certificate
+
+
+@pytest.fixture
+def secure(tmp_path: Path) -> Iterator[Gateway]:
+    """A supervised runtime process with a certificate and two workers, as a run starts it."""
+    tokenizer, certificate, port = build_tokenizer(), write_certificate(tmp_path), find_available_port()
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    keys = tmp_path / "keys"
+    keys.touch(0o600)
+    keys.write_text(f"ann:{key_of('ann')}\nroot (admin):{ADMIN}\n")
+    engine = start_engine(build_workload(tokenizer, 12), 1.0, tmp_path)
+    try:
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "slime")]),
+            "PORT": str(port),
+            "GATEWAY_WORKERS": "2",
+            "OPENCLAW_POLICY_URL": f"http://127.0.0.1:{engine.port}",
+            "OPENCLAW_TOKENIZER": str(tmp_path / "tokenizer"),
+            "OPENCLAW_LEDGER": str(tmp_path / "ledger.sqlite"),
+            "OPENCLAW_API_KEYS_FILE": str(keys),
+            "OPENCLAW_TLS_CERT": str(certificate),
+            "OPENCLAW_TLS_KEY": str(tmp_path / "tls.key"),
+        }
+        supervisor, url = supervise(environment, tmp_path / "runtime.log")
+        try:
+            supervisor.start()
+            assert url == f"https://127.0.0.1:{port}"
+            server = SimpleNamespace(child=supervisor._child, port=port)
+            yield Gateway(server, tmp_path / "ledger.sqlite", certificate).when_ready()
+            supervisor.check()
+            assert supervisor.restarts == 0
+        finally:
+            supervisor.stop()
+    finally:
+        engine.stop()
+
+
+def test_each_worker_serves_a_certificate_and_its_renewal_and_new_keys(secure: Gateway, tmp_path: Path) -> None:
+    assert secure.certificate is not None
+    words = "hello"
+    for connection in secure.both("ann"):
+        answer = connection.chat(words)
+        assert answer.status == 200, answer.body
+        assert connection.ask("GET", "/", Accept="*/*").json["base_url"].startswith("https://")
+    with pytest.raises((OSError, http.client.HTTPException)):
+        Connection(secure.server.port, ADMIN).ask("GET", "/healthz")
+
+    (old := tmp_path / "old.pem").write_bytes(secure.certificate.read_bytes())
+    write_certificate(tmp_path)
+    with (tmp_path / "keys").open("a") as keys:
+        keys.write(f"ben:{key_of('ben')}\n")
+
+    def renewed() -> bool:
+        """Whether so many connections that both workers got some are served with the new certificate."""
+        try:
+            for _ in range(12):
+                Connection(secure.server.port, ADMIN, secure.certificate).ask("GET", "/healthz")
+        except ssl.SSLCertVerificationError:
+            return False
+        return True
+
+    wait_until(renewed, lambda: "a worker still has the old certificate")
+    wait_until(
+        lambda: [connection.chat(words).status for connection in secure.both("ben")] == [200, 200],
+        lambda: "a worker does not know the new key",
+    )
+    with pytest.raises(ssl.SSLCertVerificationError):
+        Connection(secure.server.port, ADMIN, old).ask("GET", "/healthz")
+
+    victim = secure.workers[0]
+    victim.send_signal(signal.SIGKILL)
+    wait_until(lambda: secure.workers[0].pid != victim.pid and secure.alive() == 2, lambda: "the worker is not back")
+    assert secure.at(0, "ben").chat(words).status == 200
+    assert len(secure.turns("ann")) == 2
+    assert len(secure.turns("ben")) >= 3

@@ -8,6 +8,7 @@ import os
 import pytest
 
 from groundwork.exceptions import ConfigError
+from openclaw.config import runtime as settings
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.config.runtime_variables import VARIABLES, client_key
 from openclaw.runtime import serve as runtime
@@ -35,6 +36,15 @@ def test_the_judge_has_time_for_its_longest_answers(tokens: int, seconds: float)
     """Finding A7: 120 s starved long thoughts."""
     assert RuntimeConfig(prm_max_new_tokens=tokens).judge_seconds == pytest.approx(seconds)
     assert RuntimeConfig(prm_max_new_tokens=tokens, judge_timeout=5.0).judge_seconds == 5.0
+
+
+@pytest.mark.parametrize(("cores", "workers"), [(1, 1), (2, 1), (7, 1), (8, 2), (16, 4), (31, 7), (32, 8), (192, 8)])
+def test_workers_follow_from_the_cores_unless_they_are_set(
+    cores: int, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(settings, "usable_cores", lambda: cores)
+    assert RuntimeConfig.from_env({}).workers == workers
+    assert [RuntimeConfig.from_env({"GATEWAY_WORKERS": str(count)}).workers for count in (1, 3)] == [1, 3]
 
 
 def test_an_unknown_rule_is_refused() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,22 +63,25 @@ class Leader:
         return True
 
 
-@pytest.fixture
-async def lead(tmp_path: Path, tokenizer: Any, request: pytest.FixtureRequest) -> AsyncIterator[Leader]:
+@asynccontextmanager
+async def leading(
+    folder: Path, tokenizer: Any, frozen_seconds: float = SECONDS, program: str = light_worker.__name__
+) -> AsyncIterator[Leader]:
+    """Lead two workers of a program."""
     config = RuntimeConfig(
         policy_url="http://127.0.0.1:9",
         tokenizer="tiny-policy",
-        ledger=str(tmp_path / "ledger.sqlite"),
+        ledger=str(folder / "ledger.sqlite"),
         context_length=2048,
         prm_max_new_tokens=512,
         port=find_available_port(),
         gateway_workers=2,
-        frozen_seconds=getattr(request, "param", SECONDS),
+        frozen_seconds=frozen_seconds,
     )
     registry, keyring, stop = CollectorRegistry(), Keyring(None), asyncio.Event()
     ledger = Ledger(config.ledger or "")
     service = ChatService(config, tokenizer, ledger, registry)
-    workers = Workers(config, registry, light_worker.__name__)
+    workers = Workers(config, registry, program)
     workers.bind()
     app = create_app(service, workers.metrics, keyring, workers=workers.alive)
     server = GatewayServer(app, config, service.metrics, sockets=())
@@ -87,13 +91,19 @@ async def lead(tmp_path: Path, tokenizer: Any, request: pytest.FixtureRequest) -
     ]
     leader = Leader(workers, service, registry, stop, tasks, f"http://127.0.0.1:{config.port}")
     try:
-        await eventually(workers.alive, 2, SECONDS)
-        await eventually(leader.listens, True, SECONDS)
         yield leader
     finally:
         stop.set()
         await asyncio.gather(*tasks)
         ledger.close()
+
+
+@pytest.fixture
+async def lead(tmp_path: Path, tokenizer: Any, request: pytest.FixtureRequest) -> AsyncIterator[Leader]:
+    async with leading(tmp_path, tokenizer, getattr(request, "param", SECONDS)) as leader:
+        await eventually(leader.workers.alive, 2, SECONDS)
+        await eventually(leader.listens, True, SECONDS)
+        yield leader
 
 
 async def test_the_kernel_spreads_connections_over_all_workers(lead: Leader) -> None:
@@ -133,3 +143,11 @@ async def test_a_stop_ends_the_workers_and_then_the_server(lead: Leader) -> None
     assert not lead.service.limits._under_way
     with pytest.raises(httpx.ConnectError):
         await lead.answers(1)
+
+
+async def test_the_leading_process_serves_until_its_workers_do(tmp_path: Path, tokenizer: Any) -> None:
+    async with leading(tmp_path, tokenizer, program="tests.helpers.no_such_worker") as leader:
+        await eventually(leader.listens, True, SECONDS)
+        assert all('"workers":0' in answer for answer in await leader.answers(8))
+        await eventually(lambda: leader.restarts() >= 2, True, SECONDS)
+        assert all('"workers":0' in answer for answer in await leader.answers(8))
