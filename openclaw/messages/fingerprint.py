@@ -12,10 +12,10 @@ owner's. Two replies that differ in what is ignored are told apart by `CarriedRe
 from __future__ import annotations
 
 import json
+import math
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
@@ -226,12 +226,16 @@ def _arguments(arguments: object) -> object:
 
 
 def _as_javascript_reads(value: Any) -> Any:
-    """Return a JSON value with each number as a client sees it whose language has no integers: 5.0 is 5."""
+    """Return a JSON value with each number as a client sees it whose language has no integers: 5.0 is 5, and 1e400 null."""
     if isinstance(value, dict):
         return {name: _as_javascript_reads(each) for name, each in value.items()}
     if isinstance(value, list):
         return [_as_javascript_reads(each) for each in value]
     if isinstance(value, int) and abs(value) > MOST_EXACT:
-        with suppress(OverflowError):
+        try:
             value = float(value)
+        except OverflowError:
+            return None
+    if isinstance(value, float) and math.isinf(value):
+        return None
     return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -1,8 +1,8 @@
 """Renders messages to prompt ids with the model's chat template: the only place where text becomes tokens.
 
 Guarantees: a prompt is tokenised once; sampled text is never tokenised. Only the template writes control tokens
-(`chat_codec.prompts`). Our own replies keep the ids that were sampled, where the template leaves their text
-unchanged; they never change the text of the prompt.
+(`chat_codec.prompts`). Our own replies keep the ids that were sampled, where the template leaves what they say unchanged. They
+change the text of the prompt only in how their calls are written, and in line breaks beside their tags.
 Long prompts are rendered in the renderer's own thread, so that they do not block the event loop. One caller at a time
 uses the tokenizer. Other parts of the runtime call `Renderer.render`, for example for the teacher's hinted prompts.
 """
@@ -17,7 +17,7 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from chat_codec.formats import ReplyFormat
 from chat_codec.prompts import MARK, PLACE, THOUGHT, Prompts, clean, unmarked
@@ -47,13 +47,21 @@ class ServedReply:
         ids: as sampled, end token included.
         prompt_end: the last ids of its prompt.
         ordinary: whether rendering its message gives the same ids; None until the renderer finds out.
-        calls: its tool calls as sampled; None until a request carries some of it back.
+        said: what its ids say; None until it matters.
     """
 
     ids: array[int]
     prompt_end: array[int]
     ordinary: bool | None = None
-    calls: list[dict[str, Any]] | None = None
+    said: Said | None = None
+
+
+class Said(NamedTuple):
+    """A reply's message, and whether it has a thought and begins inside of one."""
+
+    message: Message
+    thinks: bool
+    inside: bool
 
 
 @dataclass
@@ -295,7 +303,8 @@ class Splicer:
     Rendering a reply's message can give other ids than those that were sampled: another split into tokens, or text in
     place of the control tokens of an unreadable tool call. The place of such a reply is found with a second rendering, in
     which a reserved character stands for each of them. The prompt's text between two parts of this skeleton is what the
-    template made of the reply. If it is the text of the recorded ids, they are used.
+    template made of the reply. If it is the text of the recorded ids, or says the same in another writing (a model may write
+    ``{"x":1e3}`` where the template writes ``{"x": 1000.0}``), they are used.
 
     A reply with a turn's frame inside (``<|im_start|>``, which a client can have sampled with ``logit_bias``) and a reply
     that does not match are rendered like any other message.
@@ -317,17 +326,17 @@ class Splicer:
             self._as_called(message, own[position], served) if position in own else message
             for position, message in enumerate(messages)
         ]
-        special = {
-            position: reply
-            for position, reply in sorted(served.replies.items())
-            if not self._is_ordinary(reply, messages[position])
-        }
-        if not special or not prompts.cuts:
-            return prompts.encode(prompts.write(messages, tools, keywords))
         spoken = list(messages)
-        for position, reply in special.items():
-            spoken[position] = self._apart(spoken[position], reply, served)
+        for position, reply in own.items():
+            if self._is_ordinary(reply, spoken[position]) is False:
+                spoken[position] = self._apart(spoken[position], reply, served)
         text = prompts.write(spoken, tools, keywords)
+        for reply in own.values():
+            if reply.ordinary is None:
+                reply.ordinary = self._calls_text(reply, served) in text
+        special = {position: reply for position, reply in sorted(own.items()) if not reply.ordinary}
+        if not special or not prompts.cuts:
+            return prompts.encode(text)
         for position in special:
             spoken[position] = _placeholder(spoken[position])
         try:
@@ -338,7 +347,9 @@ class Splicer:
         ids: list[int] = []
         done = sampled = 0
         for (begin, end), reply in zip(spans, special.values(), strict=False):
-            start, body = _start(text, done, begin, end, self._said(reply)), self._body(reply)
+            start, body = _start(text, done, begin, end, self._text(reply)), self._body(reply)
+            if start is None:
+                start = self._rewritten(text, done, begin, end, reply, served)
             if start is not None and self._frame.isdisjoint(body):
                 ids += prompts.encode(text[done:start]) + body
                 done = end
@@ -347,15 +358,23 @@ class Splicer:
         served.rendered += len(special) - sampled
         return ids + prompts.encode(text[done:])
 
-    def _is_ordinary(self, reply: ServedReply, message: Message) -> bool:
+    def _is_ordinary(self, reply: ServedReply, message: Message) -> bool | None:
+        """Return `ServedReply.ordinary`; None if it depends on how the template writes the reply's calls."""
         if reply.ordinary is None:
-            words = self._said(reply)
-            reply.ordinary = (
+            words = self._text(reply)
+            ordinary = (
                 not words[:1].isspace()
                 and not self._controls.spelled_in(message)
                 and self._prompts.encode(words) == self._body(reply)
             )
+            if not ordinary or not message.get("tool_calls"):
+                reply.ordinary = ordinary
         return reply.ordinary
+
+    def _calls_text(self, reply: ServedReply, served: Served) -> str:
+        """Return a reply's marked text from two characters before its first call on."""
+        words, tools = self._text(reply), served.form.tools
+        return words[max(0, words.find(tools.trigger) - 2) :] if tools else words
 
     def _body(self, reply: ServedReply) -> list[int]:
         ids = reply.ids.tolist()
@@ -379,7 +398,7 @@ class Splicer:
     def _decode(self, ids: Sequence[int]) -> str:
         return clean(self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
-    def _said(self, reply: ServedReply) -> str:
+    def _text(self, reply: ServedReply) -> str:
         """Return a reply's marked text."""
         return "".join(MARK + text if control else text for control, text in self._parts(reply))
 
@@ -388,11 +407,10 @@ class Splicer:
         calls = message.get("tool_calls")
         if not calls:
             return message
-        if reply.calls is None:
-            reply.calls = [_with_object(call) for call in self._read(reply, served).get("tool_calls", ())]
-        if [_name(call) for call in calls] != [_name(call) for call in reply.calls]:
+        sampled = self._said(reply, served).message.get("tool_calls", ())
+        if [_name(call) for call in calls] != [_name(call) for call in sampled]:
             return message
-        named = zip(calls, reply.calls, strict=True)
+        named = zip(calls, sampled, strict=True)
         return {**message, "tool_calls": [{**call, "function": said["function"]} for call, said in named]}
 
     def _apart(self, message: Message, reply: ServedReply, served: Served) -> Message:
@@ -404,27 +422,49 @@ class Splicer:
         content = message.get("content") or ""
         if not self._controls.spelled(content) or self._controls.texts.keys().isdisjoint(reply.ids):
             return message
-        parsed, thought = self._read(reply, served), served.form.thought
+        parsed, thought = self._said(reply, served).message, served.form.thought
         result = {**message, "content": parsed["content"] or ""}
         if "reasoning_content" in parsed and ("reasoning_content" in message or (thought and thought.close in content)):
             result["reasoning_content"] = parsed["reasoning_content"]
         if "tool_calls" in parsed and not message.get("tool_calls"):
-            result["tool_calls"] = [_with_object(call) for call in parsed["tool_calls"]]
+            result["tool_calls"] = parsed["tool_calls"]
         return result
 
-    def _read(self, reply: ServedReply, served: Served) -> Message:
-        """Return the message that a reply's ids say."""
+    def _rewritten(self, text: str, least: int, begin: int, end: int, reply: ServedReply, served: Served) -> int | None:
+        """Return where a reply begins in ``text`` that the template wrote in another way; None if it says something else.
+
+        Args: those of `_start`.
+        """
+        parts = [(number % 2 == 1, part) for number, part in enumerate(self._controls.cut(text[begin:end]))]
+        said, shown = self._said(reply, served), self._read(parts, text[least:begin], served)
+        if shown[:2] != said[:2]:
+            return None
+        if shown.inside == said.inside:
+            return begin
+        assert served.form.thought is not None
+        return _back(text, text.rindex(served.form.thought.open, least, begin), 0) if shown.inside else None
+
+    def _said(self, reply: ServedReply, served: Served) -> Said:
+        """Return what a reply's ids say."""
+        if reply.said is None:
+            reply.said = self._read(self._parts(reply), self._decode(reply.prompt_end), served)
+        return reply.said
+
+    def _read(self, parts: Sequence[tuple[bool, str]], before: str, served: Served) -> Said:
+        """Return what a text says, given in parts as `_parts` has them, and the text before it."""
         thought, tools = served.form.thought, served.form.tools
-        inside = thought is not None and self._decode(reply.prompt_end).rstrip().endswith(thought.open)
+        inside = thought is not None and before.rstrip().endswith(thought.open)
         parser = ReplyParser(
             reasoning=thought, tools=tools.parser(served.schemas, _call_id) if tools else None, inside_reasoning=inside
         )
-        parts = self._parts(reply)
         text = "".join(text if control else self._controls.broken(text, BREAK) for control, text in parts)
         builder = MessageBuilder()
         for delta in [*parser.push(text), *parser.finish()]:
             builder.add(delta)
-        return _whole(builder.message())
+        message = _whole(builder.message())
+        if calls := message.get("tool_calls"):
+            message["tool_calls"] = [_with_object(call) for call in calls]
+        return Said(message, parser.thought, inside)
 
 
 def _name(call: Mapping[str, Any]) -> object:

@@ -24,7 +24,7 @@ TOOLS: Any = [
         "type": "function",
         "function": {
             "name": "read",
-            "parameters": {"type": "object", "properties": {"path": {"type": "string"}}},
+            "parameters": {"type": "object", "properties": {"path": {"type": "string"}, "at": {"type": "object"}}},
         },
     }
 ]
@@ -183,11 +183,18 @@ async def test_a_thought_before_a_call_is_part_of_the_reply(
         ('{"at": [{"x": 1000.0, "y": -0.0}]}', '{"at":[{"x":1000,"y":0}]}'),
         ('{"id": 12345678901234567890}', '{"id":12345678901234567000}'),
         ('{"path": "b", "line": 5}', '{"line":5,"path":"b"}'),
+        ('{"x": 1e3, "y": [1.50, 1E-7, 1e400]}', '{"x":1000,"y":[1.5,1e-7,null]}'),
+        ('{"path":"caf\\u00e9\\/\\u0041"}', '{"path":"café/A"}'),
+        ('{ "path" : "a", "path" : "b" }', '{"path":"b"}'),
     ],
 )
-async def test_arguments_that_a_client_writes_in_another_way_are_the_same(start: Starter, said: str, back: str) -> None:
+@pytest.mark.parametrize("letters", [True, False], ids=["by letters", "as encoded"])
+async def test_arguments_that_a_client_writes_in_another_way_are_the_same(
+    start: Starter, said: str, back: str, letters: bool
+) -> None:
     stack = await start(tokenizer=TOKENIZERS["qwen3"]())
-    sampled = letter_by_letter(stack.tokenizer, f'<tool_call>\n{{"name": "read", "arguments": {said}}}\n</tool_call>')
+    words = f'I look.\n<tool_call>\n{{"name": "read", "arguments": {said}}}\n</tool_call>'
+    sampled = letter_by_letter(stack.tokenizer, words) if letters else stack.tokenizer.encode(words)
     stack.replies.append([*sampled, stack.tokenizer.eos_token_id])
     first = await stack.client.chat.completions.create(model="any", messages=[USER], tools=TOOLS)
     message: Any = first.choices[0].message.model_dump(exclude_none=True)
@@ -196,6 +203,29 @@ async def test_arguments_that_a_client_writes_in_another_way_are_the_same(start:
     stack.say("fine")
     await stack.client.chat.completions.create(model="any", messages=[USER, message, result], tools=TOOLS)
     assert holds(stack.engine.requests[-1]["input_ids"], sampled)
+    assert counts(stack)[1] == 0
+
+
+@pytest.mark.parametrize("thought", ["", "<think>\nHm.\n</think>\n\n"], ids=["plain", "with a thought"])
+@pytest.mark.parametrize(
+    ("name", "calls"),
+    [
+        ("qwen3", '<tool_call>{"name":"read","arguments":{"path":"a"}}</tool_call>'),
+        ("qwen3", '<tool_call>\n{"arguments": {"path": "a"}, "name": "read"}\n</tool_call>\n'),
+        ("qwen3.5", "<tool_call><function=read><parameter=path>a</parameter></function></tool_call>"),
+        ("qwen3.5", '<tool_call>\n<function=read>\n<parameter=at>\n{"x":1e3}\n</parameter></function>\n</tool_call>'),
+    ],
+)
+async def test_calls_that_the_template_writes_in_another_way_keep_their_ids(
+    start: Starter, name: str, calls: str, thought: str
+) -> None:
+    stack = await start(tokenizer=TOKENIZERS[name]())
+    if name == "qwen3.5":  # its prompts end inside of a thought
+        thought = thought.removeprefix("<think>\n")
+    sampled = stack.tokenizer.encode(thought + calls, add_special_tokens=False)
+    keywords: Any = {"chat_template_kwargs": {"enable_thinking": bool(thought)}}
+    ids = await replay(stack, sampled, tools=TOOLS, extra_body=keywords)
+    assert holds(ids, sampled)
     assert counts(stack) == (1, 0)
 
 
