@@ -382,7 +382,7 @@ class ChatService:
                 f"This model's maximum context length is {self.config.context_length} tokens. However, your {param} "
                 f"resulted in {len(ids)} tokens. Please reduce the length of the {param}.",
                 param=param,
-                tokens=len(ids),
+                size=len(ids),
                 most=self.config.context_length,
             )
         return room

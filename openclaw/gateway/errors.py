@@ -65,7 +65,7 @@ class ApiError(OpenClawError):
         kind: str | None = None,
         retry_after: int | None = None,
         limit: str | None = None,
-        excess: Sequence[int] | None = None,
+        excess: Sequence[Any] | None = None,
         streamed: bool = False,
     ) -> None:
         """Create the answer.
@@ -78,7 +78,7 @@ class ApiError(OpenClawError):
             kind: OpenAI's ``type``; the default follows from the status.
             retry_after: seconds after which the client may retry; a 503 has 1.
             limit: name of the bound that the request reached (`openclaw.config.bounds`), or None.
-            excess: of a prompt that the context cannot hold, its tokens and those of the context.
+            excess: of a prompt that the context cannot hold, its size, the largest one, and their unit.
             streamed: whether the client asked for a stream, and understands the error there alone.
         """
         super().__init__(message)
@@ -87,7 +87,7 @@ class ApiError(OpenClawError):
         self.code = code
         self.param = param
         self.limit = limit
-        self.excess = None if excess is None else (excess[0], excess[1])
+        self.excess = None if excess is None else (excess[0], excess[1], excess[2])
         self.streamed = streamed
         self.retry_after = retry_after or (1 if status == 503 else None)
         self.kind = kind or _KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
@@ -101,7 +101,8 @@ class ApiError(OpenClawError):
         kind = _MESSAGES_KINDS.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
         message = self.message
         if self.excess is not None:  # clients of this API shorten the conversation when they read these words
-            message = f"prompt is too long: {self.excess[0]} tokens > {self.excess[1]} maximum"
+            size, most, unit = self.excess
+            message = f"prompt is too long: {size} {unit} > {most} maximum"
         return {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id}
 
     def body_at(self, path: str, request_id: str | None = None) -> dict[str, Any]:
@@ -147,10 +148,12 @@ def bad_request(
     return ApiError(400, message, param=param, code=code, limit=bound.name if bound else None)
 
 
-def too_long(message: str, *, param: str, tokens: int, most: int, bound: Bound | None = None) -> ApiError:
-    """Return the 400 ``context_length_exceeded`` about a prompt in ``param``, of at least ``tokens`` tokens."""
+def too_long(
+    message: str, *, param: str, size: int, most: int, unit: str = "tokens", bound: Bound | None = None
+) -> ApiError:
+    """Return the 400 ``context_length_exceeded`` about a prompt in ``param`` of at least ``size`` tokens, or of another ``unit``."""
     limit = bound.name if bound else None
-    return ApiError(400, message, param=param, code="context_length_exceeded", limit=limit, excess=(tokens, most))
+    return ApiError(400, message, param=param, code="context_length_exceeded", limit=limit, excess=(size, most, unit))
 
 
 def from_validation(error: ValidationError, advice: Callable[[Place], str | None] = lambda place: None) -> ApiError:

@@ -591,19 +591,13 @@ def known_messages(messages: object) -> object:
     """Return messages with their known fields only.
 
     Raises:
-        ApiError: 400 for more messages, parts or calls than a request may have.
+        ApiError: what `check_length` raises.
     """
     if not isinstance(messages, list):
         return messages
-    if len(messages) > MESSAGES.most:
-        raise bad_request(f"messages: send at most {MESSAGES.most}", param="messages", bound=MESSAGES)
+    check_length(len(messages), MESSAGES)
     items = sum(_items(message.get("content")) + _items(message.get("tool_calls")) for message in _objects(messages))
-    if items > MESSAGE_ITEMS.most:
-        raise bad_request(
-            f"messages: send at most {MESSAGE_ITEMS.most} content parts and tool calls",
-            param="messages",
-            bound=MESSAGE_ITEMS,
-        )
+    check_length(items, MESSAGE_ITEMS)
     return [_known_message(message) for message in messages]
 
 
@@ -639,6 +633,27 @@ def _without_urls(value: Any) -> Any:
     return [part for part in value if not (isinstance(part, dict) and "image_url" in part)]
 
 
+def check_length(count: int, bound: Bound, param: str = "messages") -> None:
+    """Refuse a conversation of more messages or parts than a request may have as one that the context cannot hold.
+
+    A conversation grows to that by itself, and clients shorten it at no other error; ``param`` has it.
+
+    Raises:
+        ApiError: 400 ``context_length_exceeded``.
+    """
+    most = bound.most
+    if count > most:
+        raise too_long(
+            f"{param}: this conversation is longer than the context may be. It has {count} {bound.unit} ({bound.help}), and "
+            f"a request may have {most}. Please reduce the length of the {param}.",
+            param=param,
+            size=count,
+            most=most,
+            unit=bound.unit,
+            bound=bound,
+        )
+
+
 def check_prompt_size(characters: int, context_length: int, param: str = "messages") -> None:
     """Refuse a prompt that cannot fit the context, without tokenising it; ``param`` has it.
 
@@ -650,7 +665,7 @@ def check_prompt_size(characters: int, context_length: int, param: str = "messag
             f"This model's maximum context length is {context_length} tokens. However, your {param} {_have(param)} {characters} "
             f"characters, which are more tokens than that. Please reduce the length of the {param}.",
             param=param,
-            tokens=characters // PROMPT_CHARACTERS.most,
+            size=characters // PROMPT_CHARACTERS.most,
             most=context_length,
             bound=PROMPT_CHARACTERS,
         )

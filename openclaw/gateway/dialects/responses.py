@@ -11,7 +11,8 @@ question is not `whole`; `completed` makes it so (`openclaw.gateway.response_des
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -42,7 +43,7 @@ from openclaw.gateway.dialects.response_items import (
     read_tools,
 )
 from openclaw.gateway.errors import ApiError, Place, bad_request, unsupported
-from openclaw.gateway.schema import AtMost, StrictModel, json_object, validated
+from openclaw.gateway.schema import AtMost, StrictModel, check_length, json_object, validated
 from openclaw.ledger.records import KeptResponse
 from openclaw.owners import COMPLETION, names_command_answer, new_completion_id, response_id, turn_of_response
 
@@ -311,15 +312,13 @@ def referred(item: object) -> str | None:
 
 
 def _check_items(items: Sequence[Any]) -> None:
-    """Refuse more items or references than a request may have, and two references to one item.
+    """Refuse more items or references than a conversation may have, and two references to one item.
 
     Many references to a long item would be gigabytes of text.
     """
-    if len(items) > MESSAGE_ITEMS.most:
-        raise bad_request(f"input: send at most {MESSAGE_ITEMS.most} items", param="input", bound=MESSAGE_ITEMS)
+    check_length(len(items), MESSAGE_ITEMS, "input")
     names = [name for item in items if (name := referred(item)) is not None]
-    if len(names) > MESSAGES.most:
-        raise bad_request(f"input: name at most {MESSAGES.most} items", param="input", bound=MESSAGES)
+    check_length(len(names), MESSAGES, "input")
     if len(set(names)) < len(names):
         raise bad_request("input: it names an item twice; name it once", param="input")
 
@@ -334,7 +333,8 @@ def as_question(request: ResponseRequest, context_length: int) -> Question:
     Raises:
         ApiError: 400, naming the invalid parameter.
     """
-    _check_items(request.items)
+    with _telling(request.stream):
+        _check_items(request.items)
     functions, names, kept = read_tools(request.tools or ())
     choice, functions = _choice(request.tool_choice, functions)
     own = [item for item in request.items if referred(item) is None]
@@ -374,11 +374,18 @@ def as_question(request: ResponseRequest, context_length: int) -> Question:
 
 
 def _question(values: dict[str, Any], context_length: int, form: ResponsesForm) -> Question:
-    """Return the canonical question; an error that a stream tells says so."""
-    try:
+    """Return the canonical question."""
+    with _telling(values.get("stream")):
         return canonical_question(values, context_length, form)
+
+
+@contextmanager
+def _telling(stream: bool | None) -> Iterator[None]:
+    """Mark an error that a stream tells, if the client asked for a ``stream``."""
+    try:
+        yield
     except ApiError as error:
-        error.streamed = bool(values.get("stream")) and form.tells(error)
+        error.streamed = bool(stream) and error.code == TOO_LONG
         raise
 
 

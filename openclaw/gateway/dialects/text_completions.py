@@ -80,7 +80,7 @@ def parse_completion(body: bytes, context_length: int) -> CompletionRequest:
                 f"This model's maximum context length is {context_length} tokens. However, your prompt has {len(prompt)} tokens. "
                 "Please reduce the length of the prompt.",
                 param="prompt",
-                tokens=len(prompt),
+                size=len(prompt),
                 most=context_length,
             )
     request = validated(CompletionRequest, values, _advice_on)

@@ -85,6 +85,18 @@ async def test_body_too_large(start: Starter) -> None:
     assert response.json()["error"]["code"] == "request_too_large"
 
 
+@pytest.mark.parametrize(
+    "messages",
+    [[{"role": "user", "content": "a"}] * 4097, [{"role": "user", "content": [{"type": "text", "text": "a"}] * 8193}]],
+    ids=["messages", "parts"],
+)
+async def test_a_conversation_that_has_grown_too_long_is_told_as_an_overflow(stack: Stack, messages: Any) -> None:
+    """Clients compact a conversation at this error, and end at another."""
+    with pytest.raises(openai.BadRequestError, match=r"Please reduce the length of the messages\.") as caught:
+        await stack.client.chat.completions.create(model="any", messages=messages)
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "messages")
+
+
 async def test_prompt_longer_than_the_context(stack: Stack) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         await stack.client.chat.completions.create(

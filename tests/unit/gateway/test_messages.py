@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from lab.testkit.waiting import eventually
-from openclaw.config.bounds import LARGE_BODY
+from openclaw.config.bounds import LARGE_BODY, MESSAGES
 from openclaw.gateway.dialects.anthropic import PING, MessagesForm, signature_of, turn_of
 from openclaw.gateway.errors import stopping
 from tests.unit.gateway.conftest import CONTEXT_LENGTH, Stack, Starter
@@ -313,6 +313,9 @@ async def test_a_prompt_that_is_too_long(stack: Stack, client: anthropic.AsyncAn
             await ask(client, [{"role": "user", "content": "a b " * words}])
     with pytest.raises(anthropic.BadRequestError, match="prompt is too long"):
         await ask(client, [{"role": "user", "content": "a b " * LARGE_BODY.most}])
+    many = MESSAGES.most + 1
+    with pytest.raises(anthropic.BadRequestError, match=f"prompt is too long: {many} messages > {many - 1} maximum"):
+        await ask(client, [{"role": ("user", "assistant")[n % 2], "content": "a"} for n in range(many)])
 
 
 async def test_counted_tokens_are_those_of_the_prompt(stack: Stack, client: anthropic.AsyncAnthropic) -> None:
