@@ -86,10 +86,16 @@ for name in "${missing[@]}"; do
         failed+=("$name")
         continue
     fi
+    # OpenClaw's first start completes its package, and a sandbox mounts it read-only.
+    if [ "$name" = openclaw ] && ! (cd "$folder/node_modules" && .bin/node openclaw/openclaw.mjs --version >>../install.log 2>&1); then
+        cat "$folder/install.log" >&2
+        failed+=("$name")
+        continue
+    fi
     fingerprint "$name" >"$folder/.installed"
     step "$name: done"
 done
 if [ "${#failed[@]}" -gt 0 ]; then
-    echo "setup_node: npm could not install ${failed[*]}; is a package registry in reach?" >&2
+    echo "setup_node: could not install ${failed[*]}; is a package registry in reach?" >&2
     exit 1
 fi
