@@ -132,12 +132,12 @@ class Crowd:
             watch.cancel()
             await asyncio.gather(watch, return_exceptions=True)
         self._run.look()
-        self._keep()
+        keep_versions(self._folder)
 
     async def _watch(self, start: float) -> None:
         next_row = 0.0
         while True:
-            self._keep()
+            keep_versions(self._folder)
             if (now := time.monotonic() - start) >= next_row:
                 next_row = now + MEMORY_SECONDS
                 self._run.look()
@@ -145,18 +145,6 @@ class Crowd:
                 self.memory.append(row)
                 self._tell(f"{len(self._seconds)} conversations, {len(self.refused)} refused, {row}")
             await asyncio.sleep(LOOK_SECONDS)
-
-    def _keep(self) -> None:
-        """Link the file of each accepted version, so that it outlives the ones after it."""
-        people = people_folder(self._folder)
-        for mark, versions in Book(people).lines().items():
-            for version in versions:
-                to = self._folder / KEPT / mark / f"{version.number}.safetensors"
-                if not to.exists():
-                    to.parent.mkdir(parents=True, exist_ok=True)
-                    with contextlib.suppress(FileNotFoundError):  # it may have left since the book was read
-                        os.link(folder_of(people, version.name) / WEIGHTS, to)
-                        shutil.copyfile(folder_of(people, version.name) / CONFIG, self._folder / KEPT / CONFIG)
 
     def _megabytes(self) -> dict[str, int]:
         """Return the resident memory of the run's processes by role, without pages that other processes share."""
@@ -173,6 +161,19 @@ class Crowd:
         """Return the median and the largest number of seconds of a conversation."""
         ordered = sorted(self._seconds)
         return {"p50": round(ordered[len(ordered) // 2], 1), "max": round(ordered[-1], 1)}
+
+
+def keep_versions(run_dir: Path) -> None:
+    """Link the file of each accepted version, so that it outlives the ones after it."""
+    people = people_folder(run_dir)
+    for mark, versions in Book(people).lines().items():
+        for version in versions:
+            to = run_dir / KEPT / mark / f"{version.number}.safetensors"
+            if not to.exists():
+                to.parent.mkdir(parents=True, exist_ok=True)
+                with contextlib.suppress(FileNotFoundError):  # it may have left since the book was read
+                    os.link(folder_of(people, version.name) / WEIGHTS, to)
+                    shutil.copyfile(folder_of(people, version.name) / CONFIG, run_dir / KEPT / CONFIG)
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ GROUPS = (
     *("PERF_ARGS", "SGLANG_ARGS", "PRM_ARGS", "LORA_ARGS", "WANDB_ARGS", "PROFILE_ARGS", CUSTOM),
 )
 """All groups in the order of the command line."""
-NOT_TYPED = ("default", "profile", "method", "task", "model", "lora", "logs")
+NOT_TYPED = ("default", "profile", "method", "task", "model", "lora", "adapters", "logs")
 """Sources of a value that the user did not set."""
 # Flags that need the trainer's own pass for old log probabilities, which --use-rollout-logprobs skips.
 OWN_PASS = frozenset({"--use-tis", "--get-mismatch-metrics", "--use-rollout-entropy", "--use-routing-replay"})

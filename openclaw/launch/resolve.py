@@ -21,7 +21,7 @@ from openclaw.config.method_config import MethodConfig
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.config.runtime_variables import VARIABLES
 from openclaw.gate.tasks import read_tasks
-from openclaw.launch.adapters import adapter_problems
+from openclaw.launch.adapters import PER_OWNER, adapter_problems
 from openclaw.launch.flags import CUSTOM, NOT_TYPED, VARIABLE_OF_FLAG, FlagInputs, flag_sections, flags_of_typed
 from openclaw.launch.guides import WithFile, flags_of_file, take_in_file, without_flags
 from openclaw.launch.logs import with_logs
@@ -238,12 +238,18 @@ def _task_variables(found: FoundTask, recipe: Recipe, environment: Mapping[str, 
 
 
 def _for_model(variables: dict[str, Resolved], model: str | None) -> dict[str, Resolved]:
-    """Let the model's folder replace the default of HF_CKPT, and with LoRA an adapter's rate the default learning rate."""
+    """Let the model's folder replace the default of HF_CKPT, and defaults follow LoRA and adapters of people.
+
+    An adapter has a rate of its own, and each update of a person's has a checkpoint.
+    """
     if model and variables["hf_ckpt"].source == "default":
         variables["hf_ckpt"] = replace(variables["hf_ckpt"], value=_model_folder(model), source="model")
     rate = variables["learning_rate"]
     if variables["use_lora"].value and rate.source in NOT_TYPED:
         variables["learning_rate"] = replace(rate, value=lora_rate(float(rate.value or 0.0)), source="lora")
+    interval = variables["save_interval"]
+    if variables["adapters"].value == PER_OWNER and interval.source in NOT_TYPED:
+        variables["save_interval"] = replace(interval, value=1, source="adapters")
     return variables
 
 

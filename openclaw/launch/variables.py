@@ -71,7 +71,9 @@ class LaunchVariables(EnvironmentConfig):
     )
     run_dir: str | None = variable("RUN_DIR", None, "logs, metrics and ledger; default: runs/<script>")
     resume: bool = variable("RESUME", False, "1: continue from the newest checkpoint in SAVE_CKPT")
-    save_interval: int = variable("SAVE_INTERVAL", 10, "steps between checkpoints", minimum=1)
+    save_interval: int = variable(
+        "SAVE_INTERVAL", 10, "steps between checkpoints; 1 with ADAPTERS=per-owner", minimum=1
+    )
     num_rollout: int = variable(
         "NUM_ROLLOUT", 100_000_000, "optimizer steps until the run ends", minimum=1, aliases=("UPDATES",)
     )

@@ -186,9 +186,17 @@ class LedgerDataSource(DataSource):
         logger.info("ledger: %d samples became trained, up to rollout %d", count, rollout_id)
 
     def load(self, rollout_id: int | None = None) -> None:
-        """Align the ledger with a restored checkpoint up to ``rollout_id`` (None or -1: the initial weights)."""
-        result = self.ledger.samples.reconcile(-1 if rollout_id is None else rollout_id)
+        """Align the ledger with a restored checkpoint up to ``rollout_id`` (None or -1: the initial weights).
+
+        A person's version serves once a checkpoint has it. So if the run ended before it told of the last one, this one is
+        recorded now.
+        """
+        last = -1 if rollout_id is None else rollout_id
+        result = self.ledger.samples.reconcile(last)
         logger.info("ledger %s: rollout %s restored, %s", self.ledger.path, rollout_id, result)
+        if self.per_person and (person := self.ledger.samples.untold(last)) is not None:
+            serving = accepted_versions(self.args.run_dir, person)
+            self.weights_live(last, str(serving[0].number) if serving else BASE_VERSION)
 
     def mark(self, rollout_id: int) -> None:
         """No-op: the leases in the ledger name their rollout."""

@@ -37,7 +37,7 @@ CHECKPOINT = Group(
             aliases=("--resume-from-checkpoint",),
         ),
         Option("--save", "checkpoint root", aliases=("--save-dir",)),
-        Option("--save-interval", "rollouts between checkpoints", int),
+        Option("--save-interval", "rollouts between checkpoints; 1 with --adapter-per-person", int),
         Option(
             "--save-keep",
             "newest checkpoints to keep in --save, those with the same weights counted once; 0 keeps all",

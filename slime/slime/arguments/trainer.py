@@ -282,6 +282,7 @@ def _check_people(args: Arguments) -> list[str]:
         ),
         "has no single model to write; remove --save-hf": bool(args.save_hf),
         "publishes each update; remove --update-weights-interval": args.update_weights_interval != 1,
+        "saves each update before it serves; use --save-interval 1": args.save and args.save_interval != 1,
         "reaches one person with an update anyway; remove --canary-engine": args.canary_engine,
         "needs engines that this run starts; remove --rollout-external-engine-addrs": args.rollout_external_engine_addrs,
         "has no push to check; remove --check-weight-update-equal": args.check_weight_update_equal,

@@ -2,7 +2,8 @@
 
 Guarantees: steps that a fuse holds back or the gate undoes leave the weights that serve as they are, and the data source learns of
 it before the next checkpoint. A checkpoint counts once both the trainer's and the data source's part are written. Where a
-checkpoint is due, the synchronous loop writes it before the push.
+checkpoint is due, the synchronous loop writes it before the push. So does each loop with an adapter for each person, where each
+update has a checkpoint: nothing that has served is lost with a process.
 """
 
 from __future__ import annotations
@@ -215,6 +216,8 @@ class Updates:
 
     def publish(self, update: Update) -> None:
         """Push the weights if a push is due, then report."""
+        if self._args.adapter_per_person:
+            self.save_if_due(update.rollout_id)
         start, engines = time.monotonic(), self._engines
         due = update.learned and push_is_due(self._args, update.rollout_id) and engines.get_weights
         if due and self._args.adapter_per_person and update.person is not None:

@@ -58,6 +58,15 @@ def test_an_adapter_per_person_is_a_flag_of_the_trainer() -> None:
     assert (HELD_PEOPLE, people.KEPT) == (HELD, KEPT)
 
 
+def test_each_update_of_a_person_is_saved() -> None:
+    assert plan_of(ADAPTERS="shared", USE_LORA="1").args.save_interval == plan_of().args.save_interval != 1
+    plan = plan_of(ADAPTERS="per-owner", USE_LORA="1")
+    assert (plan.args.save_interval, plan.variables["save_interval"].source) == (1, "adapters")
+    rarely = plan_of(ADAPTERS="per-owner", USE_LORA="1", SAVE_INTERVAL="5")
+    (told,) = [problem for problem in rarely.problems if "--save-interval" in problem]
+    assert "use --save-interval 1 (variables: ADAPTERS, SAVE_INTERVAL)" in told
+
+
 def test_another_word_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"ADAPTERS='each' is not a choice; use one of off, shared, per-owner"):
         plan_of(ADAPTERS="each")

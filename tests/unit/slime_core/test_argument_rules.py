@@ -175,6 +175,7 @@ def test_over_sampling_and_the_end_of_a_run(
         ("--use-lora --adapter-per-person --lr-decay-style cosine", "add --lr-decay-iters N"),
         ("--use-lora --adapter-per-person --update-weights-interval 2", "remove --update-weights-interval"),
         ("--use-lora --adapter-per-person --save-hf x{rollout_id}", "remove --save-hf"),
+        ("--use-lora --adapter-per-person --save x --save-interval 2", "before it serves; use --save-interval 1"),
         (
             "--use-lora --adapter-per-person --rollout-external-engine-addrs a:1",
             "remove --rollout-external-engine-addrs",

@@ -52,6 +52,7 @@ from slime.weight_sync.people import (
     discard,
     folder_of,
     keep,
+    mark_in,
     not_shared,
     people_folder,
     prune,
@@ -445,25 +446,22 @@ class People:
     def _same(self, serving: Version, name: str) -> bool:
         return serving.number == _number(name) and serving.sha256 == digest_of(folder_of(self._folder, name))
 
-    def published(self) -> None:
-        """Delete what no checkpoint needs any more, after old ones were deleted."""
-        on_rank_zero(self._prune_all)
+    def let_go(self, names: Iterable[str]) -> None:
+        """Delete those versions of checkpoints that are deleted now which nobody needs any more. Rank 0 only."""
+        held = self._held()
+        for mark in {mark for name in set(names) - set(held) if (mark := mark_in(name)) is not None}:
+            prune(self._args.run_dir, mark, [name for name in held if mark_in(name) == mark])
 
     def _prune_all(self) -> None:
         held = self._held()
         for folder in self._folder.iterdir() if self._folder.is_dir() else ():
             if folder.is_dir():
-                prune(self._args.run_dir, folder.name, [name for name in held if name.endswith(folder.name)])
+                prune(self._args.run_dir, folder.name, [name for name in held if mark_in(name) == folder.name])
 
     def _held(self) -> list[str]:
         """Return the versions that checkpoints need or that are somebody's state."""
         held = [person.name for person in self._people.values() if person.name is not None]
-        for folder in checkpoint_folders(Path(self._args.save)) if self._args.save else ():
-            try:
-                held += checkpoint_folder.read_meta(folder).get(PEOPLE, {}).values()
-            except FileNotFoundError:
-                continue  # incomplete
-        return held
+        return held + versions_in(checkpoint_folders(Path(self._args.save)) if self._args.save else ())
 
     def _of_rank_zero(self, value: Callable[[], Any]) -> Any:
         """Return what ``value`` returns on rank 0."""
@@ -542,6 +540,17 @@ class _Told(EngineWeightSync):
 
     def _serve(self, version: str) -> None:
         self._call(RemoteEngine.continue_generation)
+
+
+def versions_in(checkpoints: Iterable[Path]) -> list[str]:
+    """Return the names of people's versions in checkpoints; of none in those of one policy for everybody."""
+    names: list[str] = []
+    for folder in checkpoints:
+        try:
+            names += checkpoint_folder.read_meta(folder).get(PEOPLE, {}).values()
+        except FileNotFoundError:
+            continue  # incomplete
+    return names
 
 
 def _training_file(folder: Path, rank: int) -> Path:

@@ -40,7 +40,7 @@ from slime.backends.trainer.backend import (
 from slime.backends.trainer.host_memory import HostMemory, Snapshot
 from slime.backends.trainer.metrics import Clock, MemoryHistory, mean_of_steps, means_of_streams, speeds_of
 from slime.backends.trainer.micro_batch import Metrics, RolloutShard, postprocess
-from slime.backends.trainer.people import People, Publishing
+from slime.backends.trainer.people import People, Publishing, versions_in
 from slime.backends.trainer.probing import answers_of
 from slime.backends.trainer.process import RankProcess
 from slime.backends.trainer.schedule import Schedule
@@ -486,11 +486,13 @@ class PolicyRank(TrainRank[PolicyBackend]):
         root, iteration = self._save_folder(), rollout_id + 1
 
         def publish() -> None:
-            checkpoint_folder.publish(root, iteration, superseded(root, iteration, self.args.save_keep))
+            old = superseded(root, iteration, self.args.save_keep)
+            named = [] if self._people is None else versions_in(old)
+            checkpoint_folder.publish(root, iteration, old)
+            if self._people is not None:
+                self._people.let_go(named)
 
         on_rank_zero(publish)
-        if self._people is not None:
-            self._people.published()
 
     def save_hf(self, path: str) -> None:
         """Write a Hugging Face checkpoint folder with the current weights, LoRA merged."""
