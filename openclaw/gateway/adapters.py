@@ -78,7 +78,7 @@ async def _forget(service: ChatService, adapters: OwnAdapters | None, person: st
     """Delete all of a person; ``erased`` is false while another reader keeps old bytes on disk.
 
     Raises:
-        ApiError: 507 if the disk is full.
+        ApiError: 507 if the disk is full, 409 if the run's adapters cannot be read.
     """
     had: list[bool] = []
 
@@ -92,6 +92,8 @@ async def _forget(service: ChatService, adapters: OwnAdapters | None, person: st
         gone = await service.sessions.forget_person(person, rest)
     except LedgerFullError as error:
         raise disk_full(error) from error
+    except NotPossibleError as error:
+        raise ApiError(409, str(error), code="not_possible") from error
     service.lessons.forget(person)
     body = {"object": "person", "deleted": True, **asdict(gone), "adapter": any(had)}
     return {**body, "erased": await service.sessions.erase()}

@@ -8,6 +8,7 @@ Imports no torch.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import tarfile
@@ -30,6 +31,8 @@ from slime.exceptions import PeopleError
 from slime.updates.rollback import ask_rollback, asked_rollback, forget_rollback
 from slime.weight_sync import people
 from slime.weight_sync.people import Version
+
+logger = logging.getLogger(__name__)
 
 BASE_VERSION = "0"
 """The version of a person who has no accepted adapter: the base model's."""
@@ -148,10 +151,17 @@ class RunAdapters:
         self._run_dir = run_dir
         self._fewest = fewest
 
+    def _accepted(self, person: str) -> tuple[Version, ...]:
+        """Return `accepted_versions`; raise NotPossibleError if the book is unreadable."""
+        try:
+            return accepted_versions(self._run_dir, person)
+        except PeopleError as error:
+            raise _unreadable(error) from error
+
     def versions(self, person: str) -> dict[str, Any]:
         """Return a person's versions, newest first, with what the gate decided about each."""
         decisions = self._ledger.decisions
-        kept = {str(version.number): version.sha256 for version in accepted_versions(self._run_dir, person)}
+        kept = {str(version.number): version.sha256 for version in self._accepted(person)}
         serving = next(iter(kept), BASE_VERSION)
         newest = decisions.all("AND person IS ? ORDER BY number DESC LIMIT ?", (person, SHOWN_DECISIONS))
         rows = [
@@ -187,7 +197,7 @@ class RunAdapters:
         Raises:
             NotPossibleError: the version serves already, or is not kept.
         """
-        kept = [str(each.number) for each in accepted_versions(self._run_dir, person)]
+        kept = [str(each.number) for each in self._accepted(person)]
         if version == (kept[0] if kept else BASE_VERSION):
             raise NotPossibleError(f"version {version} serves already")
         if version not in (known := [BASE_VERSION, *reversed(kept)]):
@@ -211,7 +221,7 @@ class RunAdapters:
         Raises:
             NotPossibleError: there is none, or its file is damaged.
         """
-        versions = accepted_versions(self._run_dir, person)
+        versions = self._accepted(person)
         if not versions:
             raise NotPossibleError("no version of your adapter was accepted yet; the base model answers")
         folder = people.folder_of(people.people_folder(self._run_dir), versions[0].name)
@@ -229,12 +239,25 @@ class RunAdapters:
             return Export(number, versions[0].sha256, _tar(f"adapter-{number}", parts, files.pop_all()))
 
     def forget(self, person: str) -> tuple[Forgotten, bool]:
-        """Delete all of a person, see `forget_all`."""
+        """Delete all of a person, see `forget_all`.
+
+        Raises:
+            NotPossibleError: the book is unreadable.
+        """
         try:
             save = json.loads(Path(self._run_dir, ARGUMENTS_NAME).read_text(encoding="utf-8")).get("save")
         except (OSError, ValueError):
             save = None
-        return forget_all(self._ledger, self._run_dir, save, person)
+        try:
+            return forget_all(self._ledger, self._run_dir, save, person)
+        except PeopleError as error:
+            raise _unreadable(error) from error
+
+
+def _unreadable(error: PeopleError) -> NotPossibleError:
+    """Log what its operator has to do about the book, and return what a person may read of that."""
+    logger.error("%s", error)
+    return NotPossibleError("the server cannot read which adapters it has; its log tells the operator what to do")
 
 
 def _tar(folder: str, parts: Sequence[tuple[str, IO[bytes]]], files: ExitStack) -> Iterator[bytes]:

@@ -189,3 +189,17 @@ async def test_a_server_whose_people_share_weights_says_so_and_still_forgets(
     answer = await http.delete("/v1/me")
     assert (answer.json()["turns"], answer.json()["adapter"]) == (1, False)
     assert stack.turns() == []
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("GET", ADAPTER), ("GET", f"{ADAPTER}/export"), ("DELETE", "/v1/me"), ("POST", f"{ADAPTER}/rollback")],
+)
+async def test_a_book_that_cannot_be_read_is_told_without_its_path(world: World, method: str, path: str) -> None:
+    _, http, run = world
+    (people.people_folder(run) / people.BOOK).write_text("garbage")
+    body = {"json": {"to": "1"}} if method == "POST" else {}
+    answer = await http.request(method, path, headers=as_key(ALICE), **body)
+    assert answer.status_code == 409
+    assert "its log tells the operator what to do" in answer.text
+    assert str(run) not in answer.text
