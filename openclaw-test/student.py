@@ -196,7 +196,7 @@ class Student:
             )
         except (APIConnectionError, APIStatusError) as error:
             self.tally.refused += 1
-            raise Refused(f"{session_id}: {error}") from error
+            raise Refused(f"{session_id}: {error} ({error.__cause__!r})") from error
         self.tally.turns += 1
         if completion.usage:
             self.tally.tokens += completion.usage.completion_tokens
