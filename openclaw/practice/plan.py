@@ -208,7 +208,7 @@ def is_near(sampled: Sequence[float], now: Sequence[float]) -> bool:
 
 EMPHASIS = 1.0
 """The most nats by which the teacher raises or lowers a token beyond the base model that reads the lessons:
-log/practice.md#bounded-emphasis."""
+log/practice_teacher.md#bounded-emphasis."""
 
 
 def emphasised(taught: TopK, plain: TopK, most: float = EMPHASIS) -> TopK:
