@@ -181,7 +181,10 @@ def cut_tail(path: Path) -> None:
 
 
 def overwrite_middle(path: Path) -> None:
-    middle = path.stat().st_size // 2 // PAGE * PAGE
+    """Overwrite three pages from the middle on that do not hold the list of tables, without which nothing can be read."""
+    content = path.read_bytes()
+    places = range(len(content) // 2 // PAGE * PAGE, len(content) - 3 * PAGE, PAGE)
+    middle = next(place for place in places if b"CREATE " not in content[place : place + 3 * PAGE])
     with path.open("r+b") as file:
         file.seek(middle)
         file.write(random.Random(7).randbytes(3 * PAGE))
