@@ -20,6 +20,7 @@ from tests.helpers.sandboxes import sandbox
 
 LONGEST_FIRST = (
     "test_gate_kills",
+    "test_people_kills",
     "test_demo_cpu",
     "test_gui_browser",
     "test_canary_live",
