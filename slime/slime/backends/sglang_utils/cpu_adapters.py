@@ -1,7 +1,7 @@
 """Hooks around SGLang's products of adapters on a CPU: the same products, with Python numbers where SGLang has tensors of one number.
 
 SGLang 0.5.23 multiplies once per adapter, layer and matrix. Around each of these small products it makes tensor operations out of
-every offset, rank and scale, which cost twenty times as much as the product (log/people.md#adapters-products). Guarantees: each
+every offset, rank and scale, which cost twenty times as much as the product (log/many_people.md#adapters-products). Guarantees: each
 element is computed by the same call on the same memory, so results are equal bit for bit.
 """
 
