@@ -243,19 +243,24 @@ class PassedOn:
         self._open[number] = receive, send
         answered = self.channel.ask("answer", number, {name: scope[name] for name in SCOPE if name in scope})
         try:
-            await asyncio.shield(answered)
-        except asyncio.CancelledError:  # the time that the server gives its last requests is over
-            self.channel.tell("cancel", number)
-            await answered
+            try:
+                messages = await asyncio.shield(answered)
+            except asyncio.CancelledError:  # the time that the server gives its last requests is over
+                self.channel.tell("cancel", number)
+                messages = await answered
+            for message in messages:
+                await send(message)
         finally:
             del self._open[number]
 
     async def _receive(self, number: int) -> Message:
         return await self._open[number][0]() if number in self._open else GONE
 
-    async def _send(self, number: int, message: Message) -> None:
+    async def _send(self, number: int, messages: Sequence[Message]) -> None:
         if number in self._open:
-            await self._open[number][1](message)
+            _, send = self._open[number]
+            for message in messages:
+                await send(message)
 
 
 class Lead:
@@ -387,11 +392,13 @@ class Lead:
 
     # Other routes
 
-    async def _answer(self, number: int, scope: Scope) -> None:
+    async def _answer(self, number: int, scope: Scope) -> list[Message]:
+        """Return the answer to a request, as far as it was not sent in pieces: each piece waits for a round of the worker's loop."""
         task = asyncio.current_task()
         assert task is not None
         assert self.channel is not None
         channel, self._answers[number] = self.channel, task
+        held: list[Message] = []
 
         async def receive() -> Message:
             try:
@@ -400,17 +407,21 @@ class Lead:
                 return GONE
 
         async def send(message: Message) -> None:
-            with suppress(ChannelLostError):
-                await channel.ask("send", number, message)
+            held.append(message)
+            if message.get("more_body"):
+                with suppress(ChannelLostError):
+                    await channel.ask("send", number, held.copy())
+                held.clear()
 
         try:
             await self._app({**scope, "asgi": {"version": "3.0", "spec_version": "2.3"}, "state": {}}, receive, send)
         except asyncio.CancelledError:
-            return  # `_cancel`: its worker ends
+            held.clear()  # `_cancel`: its worker ends
         except Exception:
             logger.exception("a request for %s failed", scope["path"])
         finally:
             del self._answers[number]
+        return held
 
     def _cancel(self, number: int) -> None:
         if number in self._answers:

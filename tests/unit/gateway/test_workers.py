@@ -251,6 +251,24 @@ async def test_each_worker_refuses_as_the_leading_process_does(pair: Pair) -> No
         assert plain.status_code == 415
 
 
+async def test_an_answer_of_the_leading_process_crosses_once(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each question to a full worker waits for a round of its loop."""
+    worker, asked = pair.workers[0], list[str]()
+    channel = worker.lead.channel
+    assert channel is not None
+    ask = channel.ask
+
+    def note(name: str, *args: Any) -> asyncio.Future[Any]:
+        asked.append(name)
+        return ask(name, *args)
+
+    monkeypatch.setattr(channel, "ask", note)
+    assert (await worker.http.get("/healthz")).status_code == 200
+    assert asked == []
+    assert (await worker.http.post("/v1/lessons", json={"text": "Be brief."}, headers=ANN)).status_code == 200
+    assert asked == ["receive"]
+
+
 async def test_a_lost_worker_leaves_nothing_behind(pair: Pair) -> None:
     one, other = pair.workers
     tokens = pair.engine.token_gate = asyncio.Semaphore(1)
