@@ -321,7 +321,9 @@ class Trainer:
         while True:
             self._run.check_trains()
             pending = int(self._ledger.views.counts()["turns"].get("pending", 0))
-            leased = 0 if self._holds_weights else self._ledger.samples.untrained_leases()
+            samples = self._ledger.samples
+            leased = 0 if self._holds_weights else samples.untrained_leases()
+            leased += samples.saved_not_live() if self._per_person else 0
             state = (pending, self.ready, leased)
             if pending == 0 and not self._is_due(state[1]) and leased == 0:
                 if not self._practises:

@@ -256,6 +256,16 @@ class Samples:
             " (SELECT rollout_id FROM steps WHERE undone_at IS NULL)"
         )[0]["n"]
 
+    def saved_not_live(self) -> int:
+        """Return the number of samples that a checkpoint has, but whose step is not live yet.
+
+        With an adapter for each person the checkpoint comes first.
+        """
+        return self._database.rows(
+            "SELECT COUNT(*) AS n FROM samples WHERE state = 'trained' AND rollout_id >"
+            " (SELECT COALESCE(MAX(rollout_id), -1) FROM steps WHERE undone_at IS NULL)"
+        )[0]["n"]
+
     def batch_sizes(self) -> list[int]:
         """Return the number of rollouts, as `ready_count` counts them, of each step that was not undone, oldest first.
 

@@ -75,8 +75,8 @@ def live(run: LiveRun, name: str) -> str:
 def settled(run: LiveRun) -> bool:
     """Whether nothing waits for the judge or for a step, and none is under way."""
     with closing(Ledger(run.ledger_path)) as ledger:
-        pending = ledger.views.counts()["turns"].get("pending", 0)
-        return not (pending or ledger.samples.ready_count() or ledger.samples.untrained_leases())
+        pending, samples = ledger.views.counts()["turns"].get("pending", 0), ledger.samples
+        return not (pending or samples.ready_count() or samples.untrained_leases() or samples.saved_not_live())
 
 
 def learn(run: LiveRun, name: str, numbers: Iterator[int]) -> set[str]:

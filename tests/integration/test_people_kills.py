@@ -148,7 +148,11 @@ class PeopleRun:
     def settled(self) -> bool:
         """Whether nothing waits for the judge or for a step, and none is under way."""
         samples = self.ledger.samples
-        waits = samples.untrained_leases() or any(samples.ready_count(person) >= BATCH for person in KEYS)
+        waits = (
+            samples.untrained_leases()
+            or samples.saved_not_live()
+            or any(samples.ready_count(person) >= BATCH for person in KEYS)
+        )
         return not waits and not self.ledger.views.counts()["turns"].get("pending", 0)
 
     def kill(self, kind: str) -> None:
