@@ -18,9 +18,19 @@ from groundwork.network import find_available_port
 from lab.testkit.processes import answers
 from lab.testkit.waiting import wait_until
 
-__all__ = ["FolderRun", "LiveRun", "call_tool", "talk", "wait_until"]
+__all__ = ["KEYS", "FolderRun", "LiveRun", "call_tool", "keys_file", "talk", "wait_until"]
 
 END_SECONDS = 240.0
+KEYS = {"alice": "key-of-alice-0123456789", "bob": "key-of-bob-0123456789"}
+"""Of the two people of a run with `keys_file`."""
+
+
+def keys_file(folder: Path) -> Path:
+    """Write the file for ``OPENCLAW_API_KEYS_FILE`` that has `KEYS`."""
+    path = folder / "keys"
+    path.touch(mode=0o600)
+    path.write_text("".join(f"{name}:{key}\n" for name, key in KEYS.items()))
+    return path
 
 
 class LiveRun:

@@ -408,15 +408,6 @@ class Samples:
         )
         return rows[0]["person"] if len(rows) == 1 else None
 
-    def untold(self, rollout_id: int) -> str | None:
-        """Return whose batch a checkpoint has although nobody has recorded its step; None if there is none, or of several people."""
-        rows = self._database.rows(
-            "SELECT DISTINCT person FROM samples WHERE state = 'trained' AND rollout_id = ? AND rollout_id NOT IN"
-            " (SELECT rollout_id FROM steps WHERE undone_at IS NULL)",
-            (rollout_id,),
-        )
-        return rows[0]["person"] if len(rows) == 1 else None
-
     def as_usual(self, rollout_id: int) -> bool:
         """Return whether each reward of a leased batch equals its baseline, so that a comparison leaves no advantage of it."""
         rows = self._database.rows(

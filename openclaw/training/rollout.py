@@ -194,7 +194,7 @@ class LedgerDataSource(DataSource):
         last = -1 if rollout_id is None else rollout_id
         result = self.ledger.samples.reconcile(last)
         logger.info("ledger %s: rollout %s restored, %s", self.ledger.path, rollout_id, result)
-        if self.per_person and (person := self.ledger.samples.untold(last)) is not None:
+        if self.per_person and self.ledger.samples.saved_not_live() and (person := self.person_of(last)) is not None:
             serving = accepted_versions(self.args.run_dir, person)
             self.weights_live(last, str(serving[0].number) if serving else BASE_VERSION)
 

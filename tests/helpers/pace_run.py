@@ -19,11 +19,10 @@ from pathlib import Path
 
 from openai import AsyncOpenAI
 
-from lab.testkit.live_run import LiveRun, talk, wait_until
+from lab.testkit.live_run import KEYS, LiveRun, keys_file, talk, wait_until
 from openclaw.ledger.store import Ledger
 
 QUIET_SECONDS = 2
-KEYS = {"alice": "key-of-alice-0123456789", "bob": "key-of-bob-0123456789"}
 
 
 @dataclass(frozen=True)
@@ -44,9 +43,7 @@ class Learned:
 def measure(repository: Path, folder: Path, model: Path, pace: str, batch_size: int) -> Learned:
     """Run, talk and return what was learned; ``pace``: of ``OPENCLAW_PACE``."""
     folder.mkdir(parents=True, exist_ok=True)
-    keys = folder / "keys"
-    keys.write_text("".join(f"{name}:{key}\n" for name, key in KEYS.items()))
-    keys.chmod(0o600)
+    keys = keys_file(folder)
     settings = {"OPENCLAW_PACE": pace, "OPENCLAW_QUIET_SECONDS": QUIET_SECONDS, "BATCH_SIZE": batch_size}
     run = LiveRun(
         repository, folder / "run", model, "rl", OPENCLAW_API_KEYS_FILE=keys, OPENCLAW_FUSES="off", **settings

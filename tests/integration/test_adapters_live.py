@@ -13,14 +13,13 @@ import pytest
 from openai import AsyncOpenAI
 
 from groundwork.people import mark_of
-from lab.testkit.live_run import LiveRun, talk, wait_until
+from lab.testkit.live_run import KEYS, LiveRun, keys_file, talk, wait_until
 from openclaw.gate import rollback
 from openclaw.inspect import main
 from openclaw.ledger.store import Ledger
 from openclaw.runtime.adapters import accepted_versions
 from slime.weight_sync import people
 
-KEYS = {"alice": "key-of-alice-0123456789", "bob": "key-of-bob-0123456789"}
 FLAGS = {
     "ADAPTERS": "per-owner",
     "USE_LORA": 1,
@@ -38,9 +37,7 @@ MOST_SESSIONS = 6
 def run(repository: Path, tmp_path: Path) -> Iterator[LiveRun]:
     from lab.tiny_models.build import ensure_built
 
-    keys = tmp_path / "keys"
-    keys.write_text("".join(f"{name}:{key}\n" for name, key in KEYS.items()))
-    keys.chmod(0o600)
+    keys = keys_file(tmp_path)
     run = LiveRun(repository, tmp_path / "run", ensure_built(0), "rl", OPENCLAW_API_KEYS_FILE=keys, **FLAGS)
     try:
         run.wait_ready()

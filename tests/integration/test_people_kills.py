@@ -24,14 +24,13 @@ import pytest
 from benchmarks.people_parts.crowd import checked, keep_versions
 from groundwork.checkpoint_names import PEOPLE
 from groundwork.people import mark_of
-from lab.testkit.live_run import LiveRun, wait_until
+from lab.testkit.live_run import KEYS, LiveRun, keys_file, wait_until
 from lab.testkit.processes import alive, title_of
 from openclaw.ledger.store import Ledger
 from openclaw.runtime.adapters import accepted_versions
 from slime.checkpoints import checkpoint_folder
 from tests.helpers.gated_run import TITLES
 
-KEYS = {"alice": "key-of-alice-0123456789", "bob": "key-of-bob-0123456789"}
 BATCH, CLIENTS = 2, 2
 SECONDS = 900.0
 """For a process to start again on a busy machine."""
@@ -169,9 +168,7 @@ class PeopleRun:
 def people(repository: Path, tmp_path: Path) -> Iterator[PeopleRun]:
     from lab.tiny_models.build import ensure_built
 
-    keys = tmp_path / "keys"
-    keys.write_text("".join(f"{name}:{key}\n" for name, key in KEYS.items()))
-    keys.chmod(0o600)
+    keys = keys_file(tmp_path)
     run = LiveRun(repository, tmp_path / "run", ensure_built(0), "rl", OPENCLAW_API_KEYS_FILE=keys, **SETTINGS)
     try:
         wait_until(run.healthy, lambda: f"the gateway did not come up:\n{run.text()[-3000:]}", SECONDS)
