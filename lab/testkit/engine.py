@@ -47,9 +47,9 @@ class _Server(uvicorn.Server):
 
 
 @contextlib.asynccontextmanager
-async def serve(app: Any) -> AsyncIterator[str]:
-    """Serve an ASGI application on a free loopback port; yield its URL."""
-    listener = socket.create_server(("127.0.0.1", 0))
+async def serve(app: Any, port: int = 0) -> AsyncIterator[str]:
+    """Serve an ASGI application on a loopback port, 0: a free one; yield its URL."""
+    listener = socket.create_server(("127.0.0.1", port))
     config = uvicorn.Config(app, log_level="warning", lifespan="on", ws="none")
     server = _Server(config)
     task = asyncio.create_task(server._serve([listener]))

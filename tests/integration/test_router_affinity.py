@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from fastapi import FastAPI, Request
 
+from groundwork.network import find_available_port
 from lab.testkit.engine import serve
 from slime.args import Arguments
 from slime.backends.sglang_utils.router import serve_behind_one_address
@@ -74,6 +75,25 @@ async def test_an_engine_that_is_set_apart_finishes_what_it_has(
             assert [len(each) for each in (seen[has], seen[other])] == [1, 1]
         finally:
             address.router.stop()
+
+
+async def test_the_address_waits_for_the_last_engine(tmp_path: Path) -> None:
+    args = Arguments(run_dir=str(tmp_path), router="auto", sglang_router_request_timeout_secs=60)
+    late = f"http://127.0.0.1:{find_available_port()}"
+    async with serve(stand_in([])) as one:
+        starting = asyncio.create_task(asyncio.to_thread(serve_behind_one_address, args, "policy", [one, late]))
+        log = tmp_path / "logs" / "router-policy.log"
+        while not (log.is_file() and late in log.read_text()):
+            assert not starting.done(), "the address is given before the router has tried the second engine"
+            await asyncio.sleep(0.05)
+        async with serve(stand_in([]), port=int(late.rpartition(":")[2])):
+            address = await starting
+            assert address.router is not None
+            try:
+                args.sglang_router_ip, args.sglang_router_port = address.host, address.port
+                assert sorted(await worker_urls(args)) == sorted([one, late])
+            finally:
+                address.router.stop()
 
 
 async def test_a_session_stays_on_its_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,13 @@ from slime.arguments.placement import EngineSpec, Role
 from slime.backends.sglang_utils.engine import SGLangEngine
 from slime.backends.sglang_utils.engine_process import EngineProcess
 from slime.backends.sglang_utils.external import ExternalEngine, external_url
-from slime.backends.sglang_utils.router import Address, check_router, requested_port, serve_behind_one_address
+from slime.backends.sglang_utils.router import (
+    Address,
+    check_router,
+    requested_port,
+    serve_behind_one_address,
+    workers_of,
+)
 from slime.exceptions import EngineError, EngineNodeLostError
 from slime.ray.placement import ENGINE_GPU_SHARE, ReservedPlacement
 from slime.ray.restarts import first_line
@@ -87,9 +93,9 @@ class RouterWorkers:
     def _remove(self, engines: set[int]) -> None:
         for index in engines:
             try:
-                listed = self._listed()
-                if self._engines[index] in listed:
-                    self._client.delete(f"/workers/{listed[self._engines[index]]}").raise_for_status()
+                worker = workers_of(self._client).get(self._engines[index])
+                if worker is not None:
+                    self._client.delete(f"/workers/{worker['id']}").raise_for_status()
                 self._out.add(index)
             except httpx.HTTPError as error:
                 logger.warning("the router could not remove the dead engine %s: %r", self._engines[index], error)
@@ -107,15 +113,10 @@ class RouterWorkers:
     def _add(self, url: str) -> None:
         self._client.post("/workers", json={"url": url}).raise_for_status()
         deadline = time.monotonic() + _JOIN_SECONDS
-        while url not in self._listed():
+        while url not in workers_of(self._client):
             if time.monotonic() > deadline:
                 raise TimeoutError(f"the engine is not in the router's list after {_JOIN_SECONDS:.0f} s")
             time.sleep(_POLL_SECONDS)
-
-    def _listed(self) -> dict[str, str]:
-        """Return the id of each engine in the router, by URL."""
-        workers = self._client.get("/workers").raise_for_status().json()["workers"]
-        return {worker["url"]: worker["id"] for worker in workers}
 
 
 def by_machine(args: Arguments, reserved: ReservedPlacement, spec: EngineSpec) -> list[tuple[int, EngineSpec]]:

@@ -98,7 +98,7 @@ def test_no_other_user_enters_the_folder_and_socket_paths_fit(started: dict[str,
 def test_a_router_and_its_numbers_are_on_loopback(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     commands: list[list[str]] = []
     monkeypatch.setattr(router, "spawn", lambda command, **_: commands.append(command) or SimpleNamespace())
-    monkeypatch.setattr(router, "_wait_until_workers_are_known", lambda child, port: None)
+    monkeypatch.setattr(router, "_wait_until_all_serve", lambda child, port, urls: None)
     args = Arguments(run_dir=str(tmp_path), router="auto", sglang_router_request_timeout_secs=None)
     address = router.serve_behind_one_address(args, "policy", ["http://127.0.0.1:1", "http://127.0.0.1:2"])
     (command,) = commands

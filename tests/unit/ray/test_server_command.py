@@ -165,8 +165,7 @@ def test_a_router_port_alone_is_that_of_the_policys_router(
 ) -> None:
     started, port = Started(), find_available_port()
     monkeypatch.setattr(router, "spawn", started)
-    monkeypatch.setattr(router, "_answers", lambda client, url: True)
-    monkeypatch.setattr(Started, "alive", lambda self: True, raising=False)
+    monkeypatch.setattr(router, "_wait_until_all_serve", lambda child, port, urls: None)
     args = arguments(sglang_router_port=port, sglang_router_ip=ip, run_dir=str(tmp_path))
     address = router.serve_behind_one_address(args, role, ["http://127.0.0.1:1", "http://127.0.0.1:2"])
     assert (address.port == port) is same
@@ -176,8 +175,7 @@ def test_a_router_port_alone_is_that_of_the_policys_router(
 def test_one_engine_has_a_router_where_the_flag_wants_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     started = Started()
     monkeypatch.setattr(router, "spawn", started)
-    monkeypatch.setattr(router, "_answers", lambda client, url: True)
-    monkeypatch.setattr(Started, "alive", lambda self: True, raising=False)
+    monkeypatch.setattr(router, "_wait_until_all_serve", lambda child, port, urls: None)
     urls = ["http://127.0.0.1:1"]
     for choice, wanted in (("auto", False), ("direct", False), ("sglang", True)):
         args = arguments(sglang_router_port=None, run_dir=str(tmp_path), router=choice)
@@ -189,8 +187,7 @@ def test_one_engine_has_a_router_where_the_flag_wants_one(monkeypatch: pytest.Mo
 def test_a_router_gives_a_request_the_time_of_the_flag(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     started = Started()
     monkeypatch.setattr(router, "spawn", started)
-    monkeypatch.setattr(router, "_answers", lambda client, url: True)
-    monkeypatch.setattr(Started, "alive", lambda self: True, raising=False)
+    monkeypatch.setattr(router, "_wait_until_all_serve", lambda child, port, urls: None)
     args = arguments(sglang_router_port=None, run_dir=str(tmp_path), sglang_router_request_timeout_secs=77)
     router.serve_behind_one_address(args, "policy", ["http://127.0.0.1:1", "http://127.0.0.1:2"])
     assert options(started.words)["--request-timeout-secs"] == "77"

@@ -7,6 +7,7 @@ process of its own with a lifeline (``python -m slime.backends.sglang_utils.rout
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import subprocess
@@ -14,6 +15,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -98,28 +100,39 @@ def serve_behind_one_address(args: Arguments, role: Role, urls: list[str]) -> Ad
     command = [sys.executable, "-m", "slime.backends.sglang_utils.router", *command_line(options)]
     log_path = Path(args.run_dir) / "logs" / f"router-{role}.log"
     child = spawn(command, env=engine_environment(os.environ, cpu=False), log_path=log_path, name=f"router-{role}")
-    _wait_until_workers_are_known(child, port)
+    _wait_until_all_serve(child, port, urls)
     return Address("127.0.0.1", port, child)
 
 
-def _wait_until_workers_are_known(child: ChildProcess, port: int) -> None:
+def workers_of(client: httpx.Client) -> dict[str, dict[str, Any]]:
+    """Return what a router says of each engine in its list, by URL: ``id``, ``is_healthy`` and more.
+
+    Args:
+        client: has the router's URL as its base.
+
+    Raises:
+        httpx.HTTPError: the router does not answer, or not with 200.
+    """
+    answer = client.get("/workers").raise_for_status()
+    return {worker["url"]: worker for worker in answer.json()["workers"]}
+
+
+def _wait_until_all_serve(child: ChildProcess, port: int, urls: list[str]) -> None:
+    """Return once the router sends requests to every engine; its own health answer wants only one."""
     deadline = time.monotonic() + _START_TIMEOUT_SECONDS
-    with httpx.Client(timeout=5.0, trust_env=False) as client:
+    missing = urls
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=5.0, trust_env=False) as client:
         while time.monotonic() < deadline and child.alive():
-            if _answers(client, f"http://127.0.0.1:{port}/health_generate"):
+            with contextlib.suppress(httpx.HTTPError):
+                workers = workers_of(client)
+                missing = [url for url in urls if not workers.get(url, {}).get("is_healthy")]
+            if not missing:
                 return
             time.sleep(_POLL_SECONDS)
-    problem = "did not find its engines" if child.alive() else f"ended with status {child.returncode}"
+    problem = f"did not find {', '.join(missing)}" if child.alive() else f"ended with status {child.returncode}"
     tail = child.log_tail()
     child.stop()
     raise EngineError(f"{child.name} {problem}. Log: {child.log_path}. Its last lines:\n{tail}")
-
-
-def _answers(client: httpx.Client, url: str) -> bool:
-    try:
-        return client.get(url).status_code == 200
-    except httpx.TransportError:
-        return False
 
 
 def main() -> None:
