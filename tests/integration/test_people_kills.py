@@ -40,6 +40,8 @@ SETTINGS = {
     **{"OPENCLAW_BASELINE": 0, "OPENCLAW_LESSONS": "off", "OPENCLAW_ENGINE_WAIT_SECONDS": 240},
 }
 LOOK_SECONDS = 0.2
+KEPT = 12
+"""Checkpoints that stay, and with them the versions they name: after a restart, several updates a second come from what waited."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,7 @@ class Talk:
     run: LiveRun
     replies: list[Reply] = field(default_factory=list)
     stop: Event = field(default_factory=Event)
+    settled: Event = field(default_factory=Event)
 
     def post(self, person: str, path: str, body: dict[str, Any], session: str) -> dict[str, Any] | None:
         """Send it until it is answered, as a client does while a server starts again; None if the talk ends before."""
@@ -90,9 +93,10 @@ class Talk:
                 self.replies.append(Reply(person, reply["id"], told))
 
     def watch(self) -> None:
-        """Keep the adapter of each accepted version."""
-        while not self.stop.wait(LOOK_SECONDS):
+        """Keep the adapter of each accepted version, also of those that the last replies wait for."""
+        while not self.settled.wait(LOOK_SECONDS):
             keep_versions(self.run.folder)
+        keep_versions(self.run.folder)
 
 
 class PeopleRun:
@@ -101,16 +105,17 @@ class PeopleRun:
     def __init__(self, run: LiveRun) -> None:
         self.run, self.talk = run, Talk(run)
         self.ledger = Ledger(run.ledger_path)
-        self.futures: list[Future[None]] = []
+        self.watch: Future[None] | None = None
+        self.clients: list[Future[None]] = []
 
     def until(self, condition: Callable[[], Any], what: str) -> Any:
         """Wait for a condition; fail if the run or a client ends before."""
 
         def look() -> Any:
             assert self.run.process.poll() is None, f"the run ended, waiting for {what}:\n{self.run.text()[-3000:]}"
-            for future in self.futures:
-                if future.done():
-                    future.result()  # raises what ended a client
+            for future in [self.watch, *self.clients]:
+                if future is not None and future.done():
+                    future.result()  # raises what ended it
             return condition()
 
         return wait_until(look, lambda: f"{what}:\n{self.run.text()[-3000:]}", SECONDS)
@@ -169,14 +174,15 @@ def people(repository: Path, tmp_path: Path) -> Iterator[PeopleRun]:
     from lab.tiny_models.build import ensure_built
 
     keys = keys_file(tmp_path)
-    run = LiveRun(repository, tmp_path / "run", ensure_built(0), "rl", OPENCLAW_API_KEYS_FILE=keys, **SETTINGS)
+    flags = ("--save-keep", str(KEPT))
+    run = LiveRun(repository, tmp_path / "run", ensure_built(0), "rl", *flags, OPENCLAW_API_KEYS_FILE=keys, **SETTINGS)
     try:
         wait_until(run.healthy, lambda: f"the gateway did not come up:\n{run.text()[-3000:]}", SECONDS)
         people = PeopleRun(run)
         with ThreadPoolExecutor(len(KEYS) * CLIENTS + 1) as pool:
             try:
-                people.futures = [pool.submit(people.talk.watch)]
-                people.futures += [
+                people.watch = pool.submit(people.talk.watch)
+                people.clients = [
                     pool.submit(people.talk.client, person, f"{person}{number}")
                     for person in KEYS
                     for number in range(CLIENTS)
@@ -184,6 +190,7 @@ def people(repository: Path, tmp_path: Path) -> Iterator[PeopleRun]:
                 yield people
             finally:
                 people.talk.stop.set()
+                people.talk.settled.set()
                 if run.process.poll() is None:
                     run.process.kill()
                     run.process.wait()
@@ -201,9 +208,11 @@ def test_nobodys_version_is_taken_back_by_a_kill(people: PeopleRun) -> None:
         people.kill(victim)
         print(f"{victim} {time.monotonic() - started:.0f} s, {people.told()}, {len(people.talk.replies)} replies")
     people.talk.stop.set()
-    for future in people.futures:
-        future.result(SECONDS)
+    for client in people.clients:
+        client.result(SECONDS)
     people.until(people.settled, "the last step")
+    people.talk.settled.set()
+    people.watch.result(SECONDS)
     assert people.run.stop() == 0, people.run.text()[-3000:]
 
     ledger, folder = people.ledger, people.run.folder
