@@ -32,7 +32,7 @@ SILENCE_SECONDS = 600.0
 IDLE_SECONDS = 2.0  # shorter than any server's idle time-out
 MAX_UNREAD_BYTES = 1 << 20
 MANY_ANSWERS = 64
-ROUND_SECONDS = 0.02
+ROUND_SECONDS = 0.05
 """How long a piece of a long answer may wait beside many others: a fraction of what a reader notices."""
 
 
