@@ -18,7 +18,7 @@ import httpx
 from groundwork.chat_messages import Message
 from openclaw.config.runtime_variables import RuntimeVariables
 from openclaw.exceptions import OpenClawError
-from openclaw.launch.methods import recommended
+from openclaw.launch.methods import demo_command
 from openclaw.runtime.where import DEFAULT_URL
 
 CONNECT_SECONDS = 5.0
@@ -222,8 +222,8 @@ class Server:
     def _start_command(self) -> str:
         """Return the command that starts a server on this port."""
         port = httpx.URL(self.url).port
-        start = f"bash {recommended().folder.name}/run_tiny_cpu.sh --live"
-        return start if port in (None, httpx.URL(DEFAULT_URL).port) else f"{start} --port {port}"
+        usual = port in (None, httpx.URL(DEFAULT_URL).port)
+        return demo_command("--live", *([] if usual else ["--port", str(port)]))
 
     def _foreign(self) -> ChatError:
         return ChatError(f"{self.url} is not an OpenAI-compatible server; check --base-url")

@@ -202,6 +202,13 @@ def recommended(repository: Path = REPOSITORY) -> FoundMethod:
     return next((method for method in methods if method.config.recommended and not method.variant), methods[0])
 
 
+def demo_command(*words: str, repository: Path = REPOSITORY) -> str:
+    """Return the command that starts the tiny model on a CPU, with further words; without a clone, the one that gets there."""
+    if not methods_of(repository):
+        return "openclaw-rl init"
+    return " ".join(["bash", f"{recommended(repository).folder.name}/run_tiny_cpu.sh", *words])
+
+
 def find_method(name: str, repository: Path = REPOSITORY) -> FoundMethod:
     """Return a method of the repository by name, or another folder's method by path.
 

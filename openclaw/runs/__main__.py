@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 
 from groundwork.command_line import CommandLine
-from openclaw.launch.methods import recommended
+from openclaw.launch.methods import demo_command
 from openclaw.runtime.where import NEWEST, RUNS, all_runs, find_ledger, last_change, shown_path
 
 AGES = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     runs = all_runs()
     if not runs:
         print(
-            f"there is no run in {shown_path(RUNS)} yet; start one: bash {recommended().folder.name}/run_tiny_cpu.sh",
+            f"there is no run in {shown_path(RUNS)} yet; start one: {demo_command()}",
             file=sys.stderr,
         )
         return 2

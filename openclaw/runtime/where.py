@@ -26,8 +26,9 @@ ARGUMENTS_NAME = "arguments.json"
 RUNTIME_LOG_NAME = "runtime.log"
 SETTINGS_NAME = "runtime.json"
 """The runtime's variables that are not defaults, without secrets."""
-RUNS = Path(__file__).resolve().parents[2] / "runs"
-"""Where launch scripts and demos put their runs."""
+_ROOT = Path(__file__).resolve().parents[2]
+RUNS = _ROOT / "runs" if (_ROOT / "pyproject.toml").is_file() else Path("runs")
+"""Where launch scripts and demos put their runs; without a clone, the working directory's."""
 NEWEST = "newest"
 """What a person may type in place of a run's folder."""
 

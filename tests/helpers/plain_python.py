@@ -1,9 +1,10 @@
-"""A Python environment with torch, transformers and pytest alone, as a GPU machine may have: links to what is installed here."""
+"""A Python environment with a few packages alone, such as torch, transformers and pytest: links to what is installed here."""
 
 from __future__ import annotations
 
 import os
 import venv
+from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 
@@ -13,11 +14,11 @@ ROOTS = ("torch", "transformers", "safetensors", "numpy", "pytest")
 ABSENT = ("sglang", "ray", "fastapi", "orjson", "limits", "megatron", "peft", "psutil", "hypothesis", "pytest_asyncio")
 
 
-def plain_python(folder: Path) -> Path:
-    """Make an environment with `ROOTS` and what they require in ``folder``; return its interpreter."""
+def plain_python(folder: Path, roots: Iterable[str] = ROOTS) -> Path:
+    """Make an environment with ``roots`` and what they require in ``folder``; return its interpreter."""
     venv.EnvBuilder(symlinks=True).create(folder)
     (site,) = folder.glob("lib/python*/site-packages")
-    wanted, seen = list(ROOTS), set()
+    wanted, seen = list(roots), set()
     while wanted:
         name = wanted.pop()
         try:
