@@ -127,8 +127,8 @@ def problem(options: argparse.Namespace, state: State | None) -> str | None:
     """Return why the options fit no run, and what to type; None if they fit."""
     run_dir = options.run_dir
     if not options.resume:
-        if find_ledger(run_dir) is None:
-            return None
+        if find_ledger(run_dir) is None or (options.live and not has_checkpoint(run_dir)):
+            return None  # a person's run that ended before its first checkpoint begins again, with what was said
         again = "add --resume to continue it, or " if has_checkpoint(run_dir) else ""
         return f"--run-dir {run_dir} already has a run; {again}name another folder"
     if not run_dir.is_dir():

@@ -127,6 +127,17 @@ def test_a_run_that_cannot_go_on_says_what_to_type(
     assert says in " ".join(capsys.readouterr().err.split())
 
 
+def test_a_persons_run_without_a_checkpoint_begins_again_in_its_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = stopped_run(tmp_path / "run")
+    (run_dir / "checkpoints" / LATEST).unlink()
+    assert demo.parse(["--live", "--run-dir", str(run_dir)]).run_dir == run_dir
+    with pytest.raises(SystemExit):
+        demo.parse(["--run-dir", str(run_dir)])
+    assert "already has a run; name another folder" in " ".join(capsys.readouterr().err.split())
+
+
 def test_a_folder_without_a_checkpoint_cannot_be_resumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         demo.parse(["--run-dir", str(tmp_path), "--resume"])
