@@ -1,7 +1,7 @@
 """The runtime for live traffic, in rooms. A room imports only rooms below it; `lint-imports` checks this.
 
 * ``__main__``: the command ``openclaw-rl``, which runs the others by name.
-* ``chat``, ``doctor``, ``inspect``, ``replay``, ``report``, ``resume``, ``server``: commands.
+* ``chat``, ``doctor``, ``init``, ``inspect``, ``replay``, ``report``, ``resume``, ``server``: commands.
 * ``runs``: a run's folder, read for people.
 * ``launch``: a launch script's variables become a plan.
 * ``offline``: logs become turns of a ledger; a finished run is replayed.

@@ -29,6 +29,7 @@ COMMANDS = {
     "models": "list the models of the launch scripts, or download one",
     "method": "check the folder of a learning method",
     "server": "serve a model and record its conversations, without training",
+    "init": "write the files of a run and of your clients, after a few questions",
     "launch": "start a run that serves and learns",
 }
 """The name of each command, which is also its module in this package, and what it does."""
@@ -59,9 +60,12 @@ def version_line() -> str:
     """Return the version, the folder, and the commit if the folder is a clone."""
     import subprocess
     import tomllib
+    from importlib import metadata
 
     root = Path(__file__).resolve().parents[1]
-    version = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    if not (project := root / "pyproject.toml").is_file():  # a wheel
+        return f"{PROG} {metadata.version(PROG)} in {root}"
+    version = tomllib.loads(project.read_text(encoding="utf-8"))["project"]["version"]
     command = ["git", "-C", str(root), "rev-parse", "--short", "HEAD"]
     try:
         commit = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()

@@ -1,0 +1,172 @@
+"""Which run fits this machine, and what keeps it from running here.
+
+Guarantees: nothing is downloaded, installed or changed; every problem comes at once, with what to type. The checks are those of
+``scripts/setup.sh`` (`machine_check`) and, in a clone, the plan of the launcher with its memory budget.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from openclaw.launch.profiles import GPU1_16GB, GPU1_24GB, GPU4_LORA, GPU8, TINY_CPU
+from openclaw.models.places import KNOWN, KnownModel, missing_files
+from openclaw.runtime.where import shown_path
+
+try:
+    from machine_check import checks, facts
+    from machine_check.__main__ import kind_of, suits
+except ImportError:  # a clone, where it stands beside the set-up that asks it before there is an environment
+    sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
+    from machine_check import checks, facts
+    from machine_check.__main__ import kind_of, suits
+
+if TYPE_CHECKING:
+    from machine_check.facts import Machine
+
+OWN = Path(__file__).resolve().parents[2]
+"""The folder that this package lies in: a clone, or where a wheel was unpacked."""
+CPU_GB = 3.0
+"""What the packages of the CPU environment take (instructions/installation.md)."""
+CLONE = Path("scripts", "launch.sh")
+"""A file of the repository by which a clone is known."""
+PLAN_SECONDS = 120
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that init can write.
+
+    Attributes:
+        name: the answer that chooses it.
+        what: the machine that it is for.
+        script: its launch script.
+        profile: of the launcher.
+        words: options of the script.
+        model: that it trains; None: the tiny one of the repository.
+        context: ``CONTEXT_LENGTH`` of the profile.
+    """
+
+    name: str
+    what: str
+    script: Path
+    profile: str
+    words: tuple[str, ...] = ()
+    model: KnownModel | None = None
+    context: int = 32768
+
+    @property
+    def judged_elsewhere(self) -> bool:
+        """Whether it has no room for a judge of its own."""
+        return self.profile == GPU1_16GB.name
+
+
+def _model(name: str) -> KnownModel:
+    return next(model for model in KNOWN if model.name == name)
+
+
+FOLDER = Path("openclaw-combine")
+RUNS: tuple[Run, ...] = (
+    Run("gpu8", "8 GPUs of 40 GB: Qwen3-4B, all weights", FOLDER / "run_qwen3_4b_openclaw_combine.sh", GPU8.name, model=_model("Qwen3-4B")),
+    Run("gpu4", "4 GPUs of 40 GB: Qwen3-4B, adapters", FOLDER / "run_qwen3_4b_openclaw_combine_lora.sh", GPU4_LORA.name, model=_model("Qwen3-4B")),
+    Run("gpu24", "one GPU of 24 GB: Qwen3-1.7B, adapters", FOLDER / "run_qwen3_1_7b_openclaw_combine_24gb.sh", GPU1_24GB.name, model=_model("Qwen3-1.7B"), context=int(GPU1_24GB.runtime["CONTEXT_LENGTH"])),
+    Run("gpu16", "one GPU of 16 GB and a judge elsewhere: Qwen3-4B in 4 bits, adapters", FOLDER / "run_qwen3_4b_openclaw_combine_16gb.sh", GPU1_16GB.name, model=_model("Qwen3-4B"), context=int(GPU1_16GB.runtime["CONTEXT_LENGTH"])),
+    Run("cpu", "no GPU: a tiny model that learns while you talk to it", FOLDER / "run_tiny_cpu.sh", TINY_CPU.name, words=("--live",), context=int(TINY_CPU.runtime["CONTEXT_LENGTH"])),
+)  # fmt: skip
+"""The largest first."""
+
+
+def read(environment: Mapping[str, str]) -> Machine:
+    """Return the facts of this machine; the interpreter is that of ``PYTHON``, else this one."""
+    return facts.read_machine(environment.get("PYTHON") or sys.executable, environment)
+
+
+def fitting(machine: Machine, environment: Mapping[str, str]) -> list[Run]:
+    """Return the runs that fit the GPUs that are visible, the largest first; that of a CPU always does."""
+    gpus = facts.visible(machine.driver.gpus, environment.get("CUDA_VISIBLE_DEVICES"))
+    return [run for run in RUNS if suits(kind_of(run.script), gpus)]
+
+
+def problems(run: Run, machine: Machine, clone: Path, environment: Mapping[str, str]) -> list[str]:
+    """Return what keeps a run from this machine, one line each: system, driver, CUDA, memory of the GPUs, disk."""
+    chosen = environment.get("CUDA_VISIBLE_DEVICES")
+    found = [*checks.base_problems(machine)]
+    if run.model is not None:
+        found += checks.driver_problems(machine.driver, chosen)
+        found += checks.toolkit_problems(machine.toolkit, machine.interpreter)
+        if not (clone / ".venv" / ".setup-gpu").is_file():
+            found += checks.space_problems(clone / ".venv", environment)
+    lines = [str(problem) for problem in found]
+    gpus = facts.visible(machine.driver.gpus, chosen)
+    if gpus and run not in fitting(machine, environment):
+        seen = ", ".join(f"{(gpu.memory_mib or 0) / 1024:.0f} GiB" for gpu in gpus)
+        lines.append(
+            f"{run.name} is for {kind_of(run.script).words}, and this machine has {seen}; choose another --run"
+        )
+    return lines + _disk(run, clone)
+
+
+def _disk(run: Run, clone: Path) -> list[str]:
+    """Return a line if the disk has no room for the packages on a CPU, or for the model."""
+    if run.model is None:
+        needed, what = (0.0 if (clone / ".venv" / ".setup-cpu").is_file() else CPU_GB), "the packages"
+    else:
+        place = clone / "models" / run.model.name
+        needed, what = (0.0 if is_model(place) else run.model.gigabytes), run.model.name
+    free = facts.free_gb(clone)[1]
+    if free >= needed:
+        return []
+    return [
+        f"{free:.1f} GB free at {clone} where {what} needs {needed:.1f} GB; free some, or choose another --repository"
+    ]
+
+
+def is_model(folder: Path) -> bool:
+    """Return whether a folder has a whole checkpoint."""
+    try:
+        return folder.is_dir() and not missing_files(folder)
+    except (ValueError, KeyError, OSError):
+        return False
+
+
+def is_clone(folder: Path) -> bool:
+    """Return whether a folder is the repository."""
+    return (folder / CLONE).is_file()
+
+
+def find_clone(here: Path) -> Path | None:
+    """Return the repository that this module is part of, else the one around a folder; None without one."""
+    return next((folder for folder in (OWN, here, *here.parents) if is_clone(folder)), None)
+
+
+def plan_problems(run: Run, clone: Path, variables: Mapping[str, str]) -> list[str]:
+    """Return why the launcher of a clone refuses the run with these variables: its memory budget, limits and folders.
+
+    The demo of a CPU plans when it starts, because its plan needs its environment.
+    """
+    if run.model is None or not is_clone(clone):
+        return []
+    path = os.pathsep.join([str(clone), str(clone / "slime"), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, **variables, "PYTHONPATH": path}
+    model = run.model.name.replace("Qwen", "qwen")
+    words = [sys.executable, "-m", "openclaw.launch", "--method", "combine", "--model", model, "--profile", run.profile]
+    try:
+        done = _run([*words, "--dry-run"], clone, environment)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return [
+            f"the launcher of {shown_path(clone)} does not answer ({error}); type: bash {clone / run.script} --dry-run"
+        ]
+    if done.returncode == 0:
+        return []
+    return [line for line in done.stderr.splitlines() if line.strip()] or [f"the launcher ended with {done.returncode}"]
+
+
+def _run(command: Sequence[str], folder: Path, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=PLAN_SECONDS, check=False
+    )
