@@ -199,7 +199,10 @@ def read_tools(tools: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]]
 
 
 def _function(tool: Mapping[str, Any], name: str) -> dict[str, Any]:
-    fields = {field: tool[field] for field in ("description", "parameters", "strict") if tool.get(field) is not None}
+    """Return a tool as the model reads it; ``strict`` says something only if it is true, and clients send false with each."""
+    fields = {field: tool[field] for field in ("description", "parameters") if tool.get(field) is not None}
+    if tool.get("strict") not in (None, False):
+        fields["strict"] = tool["strict"]
     return {"type": "function", "function": {"name": name, **fields}}
 
 
