@@ -1,6 +1,7 @@
 """The runtime for live traffic, in rooms. A room imports only rooms below it; `lint-imports` checks this.
 
 * ``__main__``: the command ``openclaw-rl``, which runs the others by name.
+* ``window``: the pages that a browser shows of a run.
 * ``chat``, ``doctor``, ``init``, ``inspect``, ``replay``, ``report``, ``resume``, ``server``: commands.
 * ``runs``: a run's folder, read for people.
 * ``launch``: a launch script's variables become a plan.

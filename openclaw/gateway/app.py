@@ -40,6 +40,7 @@ from openclaw.gateway.errors import answer_errors
 from openclaw.gateway.guard import Doorway, Guard, RequestHeaders
 from openclaw.gateway.lessons import add_lesson_routes
 from openclaw.gateway.limits import Admission, Bodies
+from openclaw.gateway.log_in import LogIns
 from openclaw.gateway.metrics import GatewayMetrics
 from openclaw.gateway.openapi import describe
 from openclaw.gateway.own_adapters import OwnAdapters
@@ -47,6 +48,8 @@ from openclaw.gateway.response_desk import ResponseDesk, add_response_routes
 from openclaw.gateway.routes import add_model_routes, add_session_routes, add_status_routes
 from openclaw.gateway.shared import Shared, admit_episode
 from openclaw.gateway.under_way import InFlightRegistry
+from openclaw.gateway.window import add_window_routes
+from openclaw.gateway.window_views import Views
 
 logger = logging.getLogger(__name__)
 
@@ -181,10 +184,12 @@ def create_app(
     slots: InFlightRegistry | None = None,
     adapters: OwnAdapters | None = None,
     workers: Callable[[], int] | None = None,
+    views: Views | None = None,
 ) -> GuardedApp:
     """Return the application that answers with ``service`` and exposes the metrics of ``registry``.
 
     ``adapters``: everybody's own; None if people share their weights. ``workers`` counts those alive; None: there are none.
+    ``views``: of the window; None: there is no window.
 
     Raises:
         ConfigError: if no ``keyring`` is given and the keys file is unusable.
@@ -208,6 +213,8 @@ def create_app(
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        if views is not None:
+            await views.close()
         await service.close()
 
     app = GuardedApp(title="OpenClaw-RL gateway", lifespan=lifespan, docs_url=None, redoc_url=None, telemetry=UNTRACED)
@@ -217,7 +224,9 @@ def create_app(
     desk = app.desk = ResponseDesk(service, service.ledger)
     app.endpoints = reply_endpoints(service, desk)
     processes = config.workers if workers else 1
-    app.guard = partial(_guard, service, app.endpoints, app.doorway, keyring, slots or InFlightRegistry(), processes)
+    log_ins = None if views is None else LogIns(keyring, config.port)
+    slots = slots or InFlightRegistry()
+    app.guard = partial(_guard, service, app.endpoints, app.doorway, keyring, slots, processes, log_ins=log_ins)
     app.router.routes += [Route(path, endpoint, methods=["POST"]) for path, endpoint in app.endpoints.items()]
     add_session_routes(app, service)
     add_response_routes(app, desk)
@@ -225,7 +234,9 @@ def create_app(
     add_adapter_routes(app, service, adapters)
     add_episode_routes(app, service.episodes)
     add_model_routes(app, service)
-    add_status_routes(app, service, registry, keyring, workers)
+    add_status_routes(app, service, registry, keyring, workers, has_window=views is not None)
+    if views is not None and log_ins is not None:
+        add_window_routes(app, service, views, log_ins)
     return app
 
 
@@ -253,6 +264,7 @@ def _guard(
     slots: InFlightRegistry,
     processes: int,
     app: ASGIApp,
+    log_ins: LogIns | None = None,
 ) -> Guard:
     """Return the guard in front of ``app`` in one of so many ``processes``."""
 
@@ -275,6 +287,7 @@ def _guard(
         on_refused=count_refused,
         log_contents=config.log_contents,
         slots=slots,
+        log_ins=log_ins,
     )
 
 

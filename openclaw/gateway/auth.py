@@ -100,7 +100,7 @@ class Keyring:
             ConfigError: if the file is unusable.
         """
         self.episodes = EpisodeKeys()
-        self._own: Keys = {ENVIRONMENT_NAME: Key(_digest(key), OPERATOR)} if key else {}
+        self._own: Keys = {ENVIRONMENT_NAME: Key(key_digest(key), OPERATOR)} if key else {}
         self.path = Path(path) if path else None
         self._keys = self._read()
 
@@ -130,10 +130,9 @@ class Keyring:
         """
         key = sent_key(headers)
         keyless = not self._keys and self.path is None
-        sent = _digest(key)
-        clients = [known.client for known in self._keys.values() if hmac.compare_digest(known.digest, sent)]
-        if clients:
-            return clients[0]
+        sent = key_digest(key)
+        if (client := self.find(sent)) is not None:
+            return client
         if (minted := self.episodes.find(sent)) and (keyless or minted.parent in self._keys):
             return Client(minted.parent, minted.owner, episode=minted.episode)
         if keyless and not key.startswith(EPISODE_KEY):  # the key of an episode that has ended is nobody's
@@ -143,6 +142,11 @@ class Keyring:
             "missing or unknown key; send 'Authorization: Bearer KEY' with a key of this server",
             code="invalid_api_key",
         )
+
+    def find(self, digest: bytes) -> Client | None:
+        """Return who has the key of a digest, or None; the key of an episode is nobody's here."""
+        clients = [known.client for known in self._keys.values() if hmac.compare_digest(known.digest, digest)]
+        return clients[0] if clients else None
 
     def holds(self, word: bytes) -> bool:
         """Return whether a word of a text is one of the keys."""
@@ -205,7 +209,7 @@ def read_keys(path: Path) -> Keys:
                 f"{where}: line {number}: the key of {name!r} {problem}; write it as clients send it, or sha256: and 64 "
                 "hexadecimal digits, and comments on lines of their own"
             )
-        digest = bytes.fromhex(hashed.group(1)) if hashed else _digest(key)
+        digest = bytes.fromhex(hashed.group(1)) if hashed else key_digest(key)
         if any(digest == other.digest for other in keys.values()):
             raise ConfigError(f"{where}: line {number}: the key of {name!r} is in the file twice; remove one")
         keys[name] = Key(digest, Client(name, name, admin=admin is not None))
@@ -233,10 +237,6 @@ def check_private(path: Path, variable: str) -> None:
         raise ConfigError(f"{variable}={path} can be read by other users; run: chmod 600 {path}")
 
 
-def _digest(key: str | None) -> bytes:
-    return hashlib.sha256((key or "").encode("utf-8", "surrogateescape")).digest()
-
-
 EPISODE_KEY = "sk-episode-"
 """How such a key begins, so that redaction finds it in a text (`openclaw.privacy.secret_finder`)."""
 KEY_LENGTH = 32
@@ -248,8 +248,8 @@ def new_key() -> str:
 
 
 def key_digest(key: str) -> bytes:
-    """Return what is stored of a key."""
-    return hashlib.sha256(key.encode()).digest()
+    """Return what memory and ledger keep of a key."""
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
 @dataclass(frozen=True, slots=True)

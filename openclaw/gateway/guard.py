@@ -1,7 +1,7 @@
 """ASGI middleware in front of every route: page, key, body and limits before it, counters and access log after it.
 
-Guarantees: every route except `OPEN_PATHS` needs a key, including routes added later; the key of an episode opens
-`EPISODE_ROUTES` only. Without one, the body is not read. A request counts as under way once its body has arrived
+Guarantees: every route except `OPEN_PATHS` needs a key, including routes added later; below ``/window/`` a browser's log-in will
+do (`openclaw.gateway.log_in`), and the pages of no other origin get anything. The key of an episode opens `EPISODE_ROUTES` only. Without one, the body is not read. A request counts as under way once its body has arrived
 (`openclaw.gateway.limits`), so clients that send slowly take no place from others. Every answer has ``X-Request-Id``: the
 client's own if usable, otherwise the turn's, otherwise a new one.
 
@@ -36,6 +36,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from groundwork.network import is_loopback
+from openclaw.config.bounds import FEEDBACK_BODY, LESSON_BODY
 from openclaw.config.runtime import RuntimeConfig, listed
 from openclaw.gateway.auth import Client, Keyring, sent_key
 from openclaw.gateway.dialects import EPISODE_DIALECTS
@@ -52,20 +53,23 @@ from openclaw.gateway.errors import (
     stopping,
 )
 from openclaw.gateway.limits import Bodies, RateLimitError, RateLimits, take_body
+from openclaw.gateway.log_in import BELOW, LOG_IN, STYLE, WINDOW, LogIns, log_in_page
 from openclaw.gateway.metrics import GatewayMetrics
 from openclaw.gateway.reply import Reply
 from openclaw.gateway.under_way import InFlightRegistry
 from openclaw.privacy.secret_finder import looks_random, secret_finder
 
-OPEN_PATHS = frozenset({"/", "/healthz"})
+OPEN_PATHS = frozenset({"/", "/healthz", LOG_IN, STYLE})
 MODELS_PATH = "/v1/models"
 FEEDBACK_PATH = "/v1/feedback"
+WINDOW_FEEDBACK = f"{WINDOW}/feedback"
 EPISODE_ROUTES = (*(("POST", dialect.path) for dialect in EPISODE_DIALECTS), ("GET", MODELS_PATH))
 """Methods and paths, with what is below them, that an agent may use with the key of its episode."""
 ALLOWED = ", ".join(map(" ".join, EPISODE_ROUTES))
 LIMITED_METHODS = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 """Requests for models and metrics do not count against a key's limits."""
 WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
+READING_METHODS = frozenset({"GET", "HEAD"})
 
 
 class RequestHeaders(Headers):
@@ -104,8 +108,9 @@ class Guard:
         on_refused: Callable[[str, int], None],
         log_contents: bool,
         slots: InFlightRegistry,
+        log_ins: LogIns | None = None,
     ) -> None:
-        """Wrap ``app``; call ``on_refused`` with path and status of each refused request."""
+        """Wrap ``app``; call ``on_refused`` with path and status of each refused request; ``log_ins``: None without a window."""
         self._app = app
         self._doorway = doorway
         self._keyring = keyring
@@ -116,6 +121,7 @@ class Guard:
         self._log_contents = log_contents
         secret_finder()
         self._slots = slots
+        self._log_ins = log_ins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request; pass the application's own events through, and refuse WebSockets."""
@@ -165,14 +171,20 @@ class Guard:
         limited, slot = False, None
         try:
             try:
+                path = scope["path"]
                 self._doorway.check(headers)
-                if scope["path"] not in OPEN_PATHS:
-                    record.client = self._keyring.check(headers)
-                    check_episode(record.client, scope["method"], scope["path"])
+                if path.startswith(BELOW):
+                    self._doorway.check_own(headers, changes=scope["method"] not in READING_METHODS)
+                if path == LOG_IN and scope["method"] in WITH_BODY:
+                    await self._bodies.read(scope, headers, receive, record.key, LESSON_BODY)
+                if path not in OPEN_PATHS:
+                    record.client = self._client(path, headers)
+                    check_episode(record.client, scope["method"], path)
                     if scope["method"] in WITH_BODY:
-                        await self._bodies.read(scope, headers, receive, record.key)
+                        form = FEEDBACK_BODY if path.startswith(BELOW) else None
+                        await self._bodies.read(scope, headers, receive, record.key, form)
                     if scope["method"] in LIMITED_METHODS:
-                        await self._limits.enter(record.key, feedback=scope["path"] == FEEDBACK_PATH)
+                        await self._limits.enter(record.key, feedback=path in (FEEDBACK_PATH, WINDOW_FEEDBACK))
                         limited = True
             except ClientGoneError:
                 self._on_refused(scope["path"], CLIENT_GONE)
@@ -180,7 +192,10 @@ class Guard:
             except ApiError as error:
                 self._note(error, record)
                 self._on_refused(scope["path"], error.status)
-                await answer(error, scope)(scope, receive, send)
+                asks = (
+                    error.status == 401 and scope["path"].startswith(BELOW) and "text/html" in headers.get("accept", "")
+                )
+                await (log_in_page() if asks else answer(error, scope))(scope, receive, send)
                 return
             slot = self._slots.begin(record.id, record.key, scope["method"], scope["path"])
             await self._app(scope, receive, send)
@@ -190,6 +205,12 @@ class Guard:
             take_body(scope)
             if limited:
                 await self._limits.leave(record.key, sum(record.tokens))
+
+    def _client(self, path: str, headers: Headers) -> Client:
+        """Return who sends a request; the window knows its browsers besides."""
+        if self._log_ins is None or not path.startswith(BELOW):
+            return self._keyring.check(headers)
+        return self._log_ins.client(headers)
 
     def _note(self, error: ApiError, record: RequestRecord) -> None:
         """Count a refusal that has a metric of its own."""
@@ -283,6 +304,24 @@ class Doorway:
         self._check_page(results[b"origin"], results[b"sec-fetch-site"], hosts)
         if any("websocket" in value.lower() for value in results[b"upgrade"]):
             raise bad_request("this server has no WebSockets; send a plain HTTP request", code="unsupported_upgrade")
+
+    def check_own(self, headers: Headers, *, changes: bool) -> None:
+        """Raise ApiError unless a request of the window is of this server's own page, whatever other origins are allowed.
+
+        What ``changes`` something has to prove it: the browser says so, or the request carries a key, which no page of
+        another origin can make a browser send.
+        """
+        origins, sites = headers.getlist("origin"), headers.getlist("sec-fetch-site")
+        own = headers.get("host", "").lower()
+        if any(origin.lower().partition("://")[2] != own for origin in origins) or any(
+            site.lower() not in OWN_PAGES for site in sites
+        ):
+            raise ApiError(403, "pages of another origin do not reach the window", code="origin_not_allowed")
+        proven = origins or any(site.lower() == "same-origin" for site in sites) or sent_key(headers)
+        if changes and not proven:
+            raise ApiError(
+                403, "only a page of this server changes something here; programs use /v1", code="origin_not_allowed"
+            )
 
     def _is_own(self, host: str) -> bool:
         name = host_name(host)

@@ -167,6 +167,7 @@ class RateLimits:
 
 SCOPE_NAME = "openclaw.body"
 JSON = "application/json"
+FORM = "application/x-www-form-urlencoded"
 BYTES_A_SECOND = 16384.0
 """Of `BODY_SECONDS`: each arrived 16 KiB give a slow client one more second."""
 STANDSTILL_SECONDS = 1.0
@@ -217,17 +218,21 @@ class Bodies:
         """Return the bytes in memory."""
         return self._bytes.total()
 
-    async def read(self, scope: MutableMapping[str, Any], headers: Headers, receive: Receive, key: str) -> None:
-        """Put the body of a request of ``key`` into its scope, for `take_body`.
+    async def read(
+        self, scope: MutableMapping[str, Any], headers: Headers, receive: Receive, key: str, form: Bound | None = None
+    ) -> None:
+        """Put the body of a request of ``key`` into its scope, for `take_body`; with ``form`` one of a page, of at most that size.
 
         Raises:
-            ApiError: the body is not JSON, too large, or too slow; or there is no room for it.
+            ApiError: the body is of another type, too large, or too slow; or there is no room for it.
             ClientGoneError: if the client closed the connection before the end of the body.
         """
         if not _has_body(headers):
             return
-        _check_type(headers)
-        stated = headers.get("content-length", "0")
+        _check_type(headers, JSON if form is None else FORM)
+        stated = headers.get("content-length", "0" if form is None else "")
+        if form is not None and not (stated.isdigit() and int(stated) <= form.most):
+            raise too_large(form.most, limit=form.name)
         if stated.isdigit() and int(stated) > self._most_bytes:
             raise too_large(self._most_bytes, limit="body_bytes")
         if self._most_of_a_key and self._reading[key] >= self._most_of_a_key:
@@ -336,12 +341,13 @@ def _has_body(headers: Headers) -> bool:
     return "transfer-encoding" in headers or headers.get("content-length", "0").strip("0") != ""
 
 
-def _check_type(headers: Headers) -> None:
+def _check_type(headers: Headers, media_type: str) -> None:
     stated = headers.get("content-type", "")
-    if stated.partition(";")[0].strip().lower() != JSON:
+    if stated.partition(";")[0].strip().lower() != media_type:
+        what = "JSON" if media_type == JSON else "a form"
         raise ApiError(
             415,
-            f"the body must be JSON; send the header 'Content-Type: {JSON}'",
+            f"the body must be {what}; send the header 'Content-Type: {media_type}'",
             code="unsupported_media_type",
             param="content-type",
         )

@@ -21,7 +21,7 @@ from html import escape
 from fastapi import FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.datastructures import Headers
-from starlette.responses import HTMLResponse
+from starlette.responses import HTMLResponse, RedirectResponse
 
 from groundwork.paused import paused, paused_people, waiting
 from openclaw.gateway.auth import Keyring
@@ -30,6 +30,7 @@ from openclaw.gateway.dialects import COUNT_TOKENS
 from openclaw.gateway.errors import ApiError, disk_full
 from openclaw.gateway.guard import client_of
 from openclaw.gateway.limits import take_body
+from openclaw.gateway.log_in import WINDOW
 from openclaw.gateway.stream import json_response
 from openclaw.ledger.exceptions import LedgerFullError, UnknownRecordError
 from openclaw.ledger.sessions import Forgotten
@@ -109,6 +110,8 @@ def add_status_routes(
     registry: CollectorRegistry,
     keyring: Keyring,
     workers: Callable[[], int] | None = None,
+    *,
+    has_window: bool = False,
 ) -> None:
     """Add the routes for monitoring.
 
@@ -118,11 +121,14 @@ def add_status_routes(
         registry: has the metrics, which count by key.
         keyring: of the clients.
         workers: counts the workers alive; None: there are none.
+        has_window: whether a browser is sent to the window.
     """
 
     @app.get("/")
     async def front(request: Request) -> Response:
-        """Say what this server is: a page for a browser, otherwise JSON."""
+        """Say what this server is: the window for a browser, otherwise JSON."""
+        if has_window and "text/html" in request.headers.get("accept", ""):
+            return RedirectResponse(f"{WINDOW}/", headers=HEADERS)
         return front_page(
             request.headers, str(request.base_url), service.config.model_name, needs_key=bool(keyring.names)
         )

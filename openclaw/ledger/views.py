@@ -262,6 +262,33 @@ class Outcome:
     weight_version: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A session in numbers.
+
+    Attributes:
+        session_id: as the ledger has it.
+        newest: number of its newest turn.
+        turns: number of its turns, side turns included.
+        sides: of them, side turns.
+        began_at: when its first request came, seconds since the epoch.
+        ended_at: when its last reply ended.
+        scores: verdicts by score.
+        samples: its samples by state.
+        asked: the last message of its first request.
+    """
+
+    session_id: str
+    newest: int
+    turns: int
+    sides: int
+    began_at: float
+    ended_at: float
+    scores: Counter[int]
+    samples: Counter[str]
+    asked: Message
+
+
 @dataclass(frozen=True)
 class ServedTurn:
     """A reply that a client got.
@@ -481,6 +508,85 @@ class Views:
                     columns: dict[str, Any] = dict(row)
                     columns |= {name: bool(row[name]) for name in ("of_episode", "of_practice")}
                     yield SampleFacts(**columns)
+
+    def first_scores(self, owner: str | None = None) -> list[tuple[str, int]]:
+        """Return the version and the score of each judged first reply to ``owner`` (to everybody: None), oldest first."""
+        rows = self._database.rows(
+            "SELECT session_id, json_extract(weight_versions, '$[0].version') AS version, json_extract(verdict, '$.score')"
+            " AS score FROM turns JOIN verdicts ON verdicts.turn_id = turns.id WHERE kind = 'main' AND state = 'judged'"
+            f" AND score IS NOT NULL AND version IS NOT NULL AND NOT {_ELSEWHERE} AND instr(messages, '{_ASSISTANT}') = 0"
+            " ORDER BY number"
+        )
+        return [(row["version"], row["score"]) for row in rows if belongs(row["session_id"], owner)]
+
+    def conversations(self, owner: str | None, before: int, limit: int) -> list[Conversation]:
+        """Return the sessions of ``owner`` (of everybody: None) that were active last, the latest first.
+
+        Args:
+            owner: see `openclaw.owners`.
+            before: only sessions whose newest turn has a smaller number.
+            limit: most sessions to return.
+        """
+        of_person, names = ("1", ()) if owner is None else sessions_of(root(owner))
+        rows = self._database.rows(
+            f"SELECT session_id, MAX(number) AS newest FROM turns WHERE {of_person} GROUP BY session_id ORDER BY newest DESC",
+            names,
+        )
+        newest = {
+            row["session_id"]: row["newest"]
+            for row in rows
+            if row["newest"] < before and belongs(row["session_id"], owner)
+        }
+        chosen = tuple(newest)[:limit]
+        marks = ", ".join("?" for _ in chosen)
+        scores: dict[str, Counter[int]] = {name: Counter() for name in chosen}
+        for row in self._database.rows(
+            "SELECT session_id, json_extract(verdict, '$.score') AS score FROM turns JOIN verdicts ON turn_id = turns.id"
+            f" WHERE session_id IN ({marks}) AND score IS NOT NULL",
+            chosen,
+        ):
+            scores[row["session_id"]][row["score"]] += 1
+        samples: dict[str, Counter[str]] = {name: Counter() for name in chosen}
+        for row in self._database.rows(
+            "SELECT session_id, samples.state, COUNT(*) AS n FROM turns JOIN samples ON turn_id = turns.id"
+            f" WHERE session_id IN ({marks}) GROUP BY 1, 2",
+            chosen,
+        ):
+            samples[row["session_id"]][row["state"]] = row["n"]
+        told = self._database.rows(
+            "SELECT session_id, COUNT(*) AS turns, SUM(kind = 'side') AS sides, MIN(created_at) AS began_at,"
+            " MAX(finished_at) AS ended_at, (SELECT json_extract(messages, '$[#-1]') FROM turns AS first"
+            " WHERE first.session_id = turns.session_id ORDER BY number LIMIT 1) AS asked"
+            f" FROM turns WHERE session_id IN ({marks}) GROUP BY session_id",
+            chosen,
+        )
+        conversations = [
+            Conversation(
+                newest=newest[row["session_id"]],
+                scores=scores[row["session_id"]],
+                samples=samples[row["session_id"]],
+                asked=json.loads(row["asked"] or '{"role": "user", "content": ""}'),
+                **{name: row[name] for name in ("session_id", "turns", "sides", "began_at", "ended_at")},
+            )
+            for row in told
+        ]
+        return sorted(conversations, key=lambda each: -each.newest)
+
+    def turns_of_session(self, session_id: str, after: int, limit: int) -> list[tuple[int, str]]:
+        """Return number and id of the turns of a session with larger numbers than ``after``, oldest first."""
+        rows = self._database.rows(
+            "SELECT number, id FROM turns WHERE session_id = ? AND number > ? ORDER BY number LIMIT ?",
+            (session_id, after, limit),
+        )
+        return [(row["number"], row["id"]) for row in rows]
+
+    def lessons_of_turn(self, turn_id: str) -> list[tuple[str, str]]:
+        """Return the lessons of a turn as (role, text); the role is ``said``, ``read`` or ``without`` (`openclaw.ledger.schema`)."""
+        rows = self._database.rows(
+            "SELECT role, text FROM lesson_turns JOIN lessons ON lessons.id = lesson WHERE turn_id = ? ORDER BY role, text",
+            (turn_id,),
+        )
+        return [(row["role"], row["text"]) for row in rows]
 
     def newest_turn(self) -> int:
         """Return the number of the newest turn; 0 without any. Numbers count from 1."""

@@ -514,7 +514,7 @@ def _page(run: RunFolder, owner: str | None, totals: Totals, values: dict[str, A
         owner=owner,
         answer=ANSWERS[totals.learning.verdict],
         learning=totals.learning,
-        facts=_facts(totals.learning.sentence),
+        facts=facts_of(totals.learning.sentence),
         style=Markup(style),
         style_hash=base64.b64encode(hashlib.sha256(style.encode()).digest()).decode(),
         made_at=datetime.now().timestamp(),
@@ -522,7 +522,7 @@ def _page(run: RunFolder, owner: str | None, totals: Totals, values: dict[str, A
     )
 
 
-def _facts(sentence: str) -> str:
+def facts_of(sentence: str) -> str:
     """Return the sentence without the answer that it begins with, which stands above it."""
     answer, _, facts = sentence.partition(": ")
     return f"{facts[0].upper()}{facts[1:]}" if facts and not answer.startswith("Nobody") else sentence

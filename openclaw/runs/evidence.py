@@ -99,8 +99,13 @@ def difference(before: Share, after: Share) -> tuple[float, float]:
 
 def updates_of(turn: TurnFacts) -> int | None:
     """Return how many updates the weights of a turn had seen; None if nobody knows."""
+    return None if turn.version is None else updates_in(turn.version)
+
+
+def updates_in(version: str) -> int | None:
+    """Return how many updates weights of a version have seen; None for a version without a number."""
     try:
-        return None if turn.version is None else version_number(turn.version)
+        return version_number(version)
     except ValueError:
         return None
 
@@ -112,7 +117,13 @@ def counts_as_first(turn: TurnFacts) -> bool:
 
 def evidence(turns: Iterable[TurnFacts]) -> Evidence:
     """Return what the judged first replies among ``turns`` say about learning."""
-    scored = [(at, turn.score == 1) for turn in turns if counts_as_first(turn) and (at := updates_of(turn)) is not None]
+    return evidence_of(
+        [(at, turn.score == 1) for turn in turns if counts_as_first(turn) and (at := updates_of(turn)) is not None]
+    )
+
+
+def evidence_of(scored: Sequence[tuple[int, bool]]) -> Evidence:
+    """Return what judged first replies say: how many updates the weights of each had seen, and whether it was liked."""
     if not scored:
         return Evidence("unknown", "Nobody can say yet: no first reply of a conversation was judged.", ())
     updates = max(at for at, _ in scored)

@@ -94,6 +94,11 @@ def open_run(place: Path) -> RunFolder:
     return RunFolder(place, ledger, folder, _json(folder / ARGUMENTS_NAME) or {}, _json(folder / SETTINGS_NAME))
 
 
+def run_at(folder: Path, ledger: Path) -> RunFolder:
+    """Return the run of a folder whose ledger lies anywhere."""
+    return RunFolder(folder, ledger, folder, _json(folder / ARGUMENTS_NAME) or {}, _json(folder / SETTINGS_NAME))
+
+
 def no_ledger(place: Path) -> str:
     """Return a line about a place without a ledger, and what to type instead."""
     if place.is_dir() and any(place.glob(EPISODE_RECORDS)):

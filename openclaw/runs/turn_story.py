@@ -31,7 +31,7 @@ from openclaw.ledger.views import SampleRecord, TurnRecord
 from openclaw.messages.preview import harmless, preview, shown_time
 from openclaw.messages.text import next_state_text, response_text
 from openclaw.runs.folder import RunFolder
-from openclaw.runs.reasons import in_words
+from openclaw.runs.outcome import outcome
 from openclaw.training.rollout import compares_rewards, prepare
 from slime.algorithms.advantages import compute_advantages
 from slime.args import Arguments
@@ -41,11 +41,6 @@ ANSWER = 400
 """Longest part of a judge's answer that is shown."""
 NEWLINE = "⏎"
 MASKED = Style(dim=True)
-WAITS = {
-    "waiting": "It waits for its next state: the judge reads what follows the reply.",
-    "pending": "It waits for the judge.",
-    "ready": "It waits for its batch, which takes a step as soon as it is full.",
-}
 
 
 def meant_turn(ledger: Ledger, named: str) -> str:
@@ -83,34 +78,6 @@ def turn_story(run: RunFolder, ledger: Ledger, named: str, *, tokens: bool) -> I
         for number, value, text in zip(turn.response_ids, turn.response_logprobs, texts, strict=False):
             yield _line(f"  {number:8} {value:+9.4f}  {text!r}")
     yield _line(f"outcome: {outcome(record)}", "bold")
-
-
-def outcome(record: TurnRecord) -> str:
-    """Return in words which step used a turn, what it waits for, or why it is not trained."""
-    own = [sample for sample in record.samples if not sample.of_practice]
-    used = [sample for sample in own if sample.state in ("leased", "trained")]
-    if used:
-        return " ".join(_used(item) for item in used)
-    if ready := [sample for sample in own if sample.state == "ready"]:
-        return f"{WAITS['ready']} ({len(ready)} sample{'s' * (len(ready) > 1)})"
-    if own:
-        reason = own[-1].reason or ""
-        return f"Not trained ({reason}). {in_words(reason)}"
-    if record.turn.reason is not None:
-        return f"Not trained ({record.turn.reason}). {in_words(record.turn.reason)}"
-    if record.turn.state == "pending" and record.judge_error:
-        return f"Not judged after {record.judge_attempts} attempts; the last failed with {harmless(record.judge_error)}"
-    return WAITS.get(record.turn.state, f"It is {record.turn.state}.")
-
-
-def _used(sample: SampleRecord) -> str:
-    kept = "a checkpoint holds it" if sample.state == "trained" else "the next checkpoint will hold it"
-    if sample.weight_version is None:
-        return f"Step {sample.rollout_id} is using sample {sample.id}; its weights are not live yet."
-    return (
-        f"Step {sample.rollout_id} used sample {sample.id}; its weights are live as version {sample.weight_version} since "
-        f"{shown_time(sample.live_at)}, and {kept}."
-    )
 
 
 def _conversation(turn: Turn) -> Iterator[Text]:

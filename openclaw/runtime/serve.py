@@ -74,6 +74,7 @@ from openclaw.privacy.redactor import build_redactor
 from openclaw.privacy.secret_finder import OwnKeyFinder, secret_values
 from openclaw.runtime.adapters import RunAdapters
 from openclaw.runtime.where import requests_path
+from openclaw.runtime.window import WindowProcess
 from openclaw.runtime.workers import Workers
 from slime.utils.model_config import config_or_none
 
@@ -304,7 +305,15 @@ async def serve(config: RuntimeConfig) -> None:
             except OSError as error:
                 raise ConfigError(str(error)) from error
         app = create_app(
-            service, workers.metrics if workers else registry, keyring, slots, own, workers.alive if workers else None
+            *(
+                service,
+                workers.metrics if workers else registry,
+                keyring,
+                slots,
+                own,
+                workers.alive if workers else None,
+            ),
+            views=WindowProcess(config),
         )
         server = GatewayServer(app, config, service.metrics, sockets=() if workers else None)
         if config.tls_cert and config.tls_key:

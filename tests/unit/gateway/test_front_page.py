@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 
 import httpx
 import pytest
 
+from tests.helpers.html_tags import Tags
 from tests.unit.gateway.conftest import Stack, Starter
 
 BROWSER = {
@@ -17,20 +17,6 @@ BROWSER = {
     "sec-fetch-mode": "navigate",
 }
 SECRETS = ("My PIN is 7294", "key-a", "alice", "hers")
-
-
-class Tags(HTMLParser):
-    """The tags and attributes of a page."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.tags: set[str] = set()
-        self.attributes: set[str] = set()
-        self.feed(page)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.add(tag)
-        self.attributes |= {name for name, _ in attrs}
 
 
 async def opened(stack: Stack, path: str = "/", method: str = "GET", **headers: str) -> httpx.Response:

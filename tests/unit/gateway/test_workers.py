@@ -35,6 +35,7 @@ from openclaw.ledger.exceptions import LedgerUnavailableError
 from openclaw.ledger.records import Turn
 from openclaw.ledger.store import Ledger
 from slime.contract.engine import StandInEngine
+from tests.unit.gateway.test_window import Echo
 
 CHAT = "/v1/chat/completions"
 REQUESTS = 6
@@ -114,7 +115,7 @@ async def pair(tmp_path: Path, tokenizer: Any) -> AsyncIterator[Pair]:
         stack.callback(ledger.close)
         registry, keyring = CollectorRegistry(), Keyring(None, str(keys))
         service = ChatService(config, tokenizer, ledger, registry)
-        app = create_app(service, registry, keyring)
+        app = create_app(service, registry, keyring, views=Echo())
         await stack.enter_async_context(serve(app))
         workers: list[Worker] = []
         pair = Pair(engine, ledger, service, app, workers)
@@ -189,6 +190,20 @@ async def test_a_quota_is_exact_over_both_workers(pair: Pair) -> None:
     assert {answer.headers.get("retry-after") is not None for answer in answers if answer.status_code == 429} == {True}
     assert len(pair.turns()) == REQUESTS
     assert (await chat(pair.workers[0], "hi", headers=as_person("ben"))).status_code == 200
+
+
+async def test_one_log_in_opens_the_window_at_both_workers(pair: Pair) -> None:
+    one, other = (worker.http for worker in pair.workers)
+    form, own = {"key": "sk-ann-0123456789"}, {"sec-fetch-site": "same-origin", "accept": "text/html"}
+    assert (await other.get("/window/learning", headers=own)).status_code == 401
+    answer = await one.post("/window/log_in", data=form, headers=own)
+    assert answer.status_code == 303
+    cookie = {"cookie": answer.headers["set-cookie"].partition(";")[0]}
+    for http in (one, other):
+        assert (await http.get("/window/learning", headers=own | cookie)).text == "ann looks at ann"
+        assert (await http.post(CHAT, json={"messages": []}, headers=cookie)).status_code == 401
+    await other.post("/window/log_out", headers=own | cookie)
+    assert (await one.get("/window/learning", headers=own | cookie)).status_code == 401
 
 
 async def test_what_is_forgotten_is_forgotten_by_all(pair: Pair) -> None:

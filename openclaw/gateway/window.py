@@ -1,0 +1,150 @@
+"""The window: pages on which people see what the model learned from them, and say what they think.
+
+``GET /window/{view}`` is a page and ``GET /window/json/{view}`` its twin for programs; `openclaw.window` has the views.
+``POST /window/log_in`` and ``/window/log_out`` are for browsers (`openclaw.gateway.log_in`), ``POST /window/feedback`` takes a thumb,
+words or a corrected reply as ``POST /v1/feedback`` does.
+
+Guarantees: a key sees what it owns and its children own, an admin key everything; any other id gets the 404 of an unknown one.
+Nothing is rendered or read in this process: another one does (`openclaw.runtime.window`), so that a page costs no reply its
+time. A form changes what its key could change by the API, by the same code, and ends in a redirection, so that loading the page
+again repeats nothing. Pages hold no script; the content policy forbids any. Stateless.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from html import escape
+from urllib.parse import parse_qsl, urlencode
+
+import orjson
+from fastapi import FastAPI, Request, Response
+from starlette.responses import HTMLResponse, RedirectResponse
+
+from openclaw.gateway.auth import Client
+from openclaw.gateway.chat import ChatService
+from openclaw.gateway.errors import ApiError, bad_request
+from openclaw.gateway.guard import WINDOW_FEEDBACK, client_of
+from openclaw.gateway.limits import take_body
+from openclaw.gateway.log_in import HEADERS, LOG_IN, LOG_OUT, STYLE, WINDOW, LogIns, log_in_page
+from openclaw.gateway.turns import parse_feedback
+from openclaw.gateway.window_views import Asked, Form, UnknownViewError, Views
+from openclaw.owners import root
+
+FIRST_VIEW = "learning"
+MOST_FIELDS = 16
+SEE_OTHER = 303
+
+
+def fields_of(request: Request) -> dict[str, str]:
+    """Return the filled fields of a form.
+
+    Raises:
+        ApiError: 400 for a body that no form sends.
+    """
+    try:
+        pairs = parse_qsl(take_body(request.scope).decode(), max_num_fields=MOST_FIELDS, errors="strict")
+    except ValueError as error:
+        raise bad_request("the form cannot be read; load the page again") from error
+    return {name: value.replace("\r\n", "\n") for name, value in pairs}
+
+
+def to_view(view: str, **words: str) -> Response:
+    """Return the redirection to a view."""
+    query = f"?{urlencode(words)}" if words else ""
+    return RedirectResponse(f"{WINDOW}/{view}{query}", SEE_OTHER, HEADERS)
+
+
+def _problem(error: ApiError) -> Response:
+    """Return the page of a refusal."""
+    return HTMLResponse(
+        f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>OpenClaw-RL</title>
+<link rel="stylesheet" href="{STYLE}">
+</head>
+<body class="narrow"><main><h1>OpenClaw-RL</h1><p class="problem" role="alert">{escape(error.message)}</p>
+<p><a href="{WINDOW}/">Back to the first page</a></p></main></body>
+</html>
+""",
+        error.status,
+        HEADERS,
+    )
+
+
+def add_window_routes(app: FastAPI, service: ChatService, views: Views, log_ins: LogIns) -> None:
+    """Add the routes."""
+
+    def asked(view: str, form: Form, request: Request, client: Client) -> Asked:
+        owner = None if client.admin else client.owner
+        words = {**request.query_params}
+        return Asked(view, words, form, client.name, owner, root(client.owner), log_ins.needed)
+
+    async def shown(view: str, form: Form, request: Request) -> bytes:
+        try:
+            return await views.show(asked(view, form, request, client_of(request.scope)))
+        except UnknownViewError as error:
+            raise ApiError(404, str(error), code="not_found") from error
+
+    async def as_page(work: Awaitable[Response]) -> Response:
+        try:
+            return await work
+        except ApiError as error:
+            return _problem(error)
+
+    def route(path: str, *methods: str) -> Callable[[Callable[[Request], Awaitable[Response]]], None]:
+        def add(work: Callable[[Request], Awaitable[Response]]) -> None:
+            async def handle(request: Request) -> Response:
+                return await as_page(work(request))
+
+            app.router.add_route(path, handle, methods=list(methods), include_in_schema=False)
+
+        return add
+
+    @route(STYLE, "GET")
+    async def style(request: Request) -> Response:
+        return Response(await views.style(), headers=HEADERS, media_type="text/css")
+
+    @route(LOG_IN, "POST")
+    async def log_in(request: Request) -> Response:
+        response = to_view("")
+        try:
+            key = fields_of(request).get("key", "").strip()
+            log_ins.begin(key, response, secure=request.url.scheme == "https")
+        except ApiError as error:
+            service.metrics.unauthorized.inc()
+            return log_in_page("This server has no such key." if error.status == 401 else error.message, error.status)
+        return response
+
+    @route(LOG_OUT, "POST")
+    async def log_out(request: Request) -> Response:
+        response = to_view("")
+        log_ins.end(request.headers, response)
+        return response
+
+    @route(WINDOW_FEEDBACK, "POST")
+    async def feedback(request: Request) -> Response:
+        fields = fields_of(request)
+        turn = fields.pop("response_id", "")
+        answer = await service.turns.give(
+            parse_feedback(orjson.dumps({"response_id": turn, **fields})), client_of(request.scope)
+        )
+        return to_view("turn", id=turn, said="counts" if answer["applied"] else str(answer["reason"]))
+
+    @route(f"{WINDOW}/json/{{view}}", "GET")
+    async def twin(request: Request) -> Response:
+        try:
+            body = await shown(request.path_params["view"], "json", request)
+        except ApiError as error:
+            return Response(orjson.dumps(error.body()), error.status, HEADERS, "application/json")
+        return Response(body, headers=HEADERS, media_type="application/json")
+
+    @route(f"{WINDOW}/{{view}}", "GET")
+    async def page(request: Request) -> Response:
+        return HTMLResponse(await shown(request.path_params["view"], "page", request), headers=HEADERS)
+
+    @route(f"{WINDOW}/", "GET")
+    async def first(request: Request) -> Response:
+        return to_view(FIRST_VIEW)

@@ -1,0 +1,55 @@
+"""What the gateway asks of the views of the window (`openclaw.gateway.window`).
+
+Types only: the process that implements them loads no server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, NamedTuple, Protocol
+
+from openclaw.exceptions import OpenClawError
+
+Form = Literal["page", "json"]
+
+
+class UnknownViewError(OpenClawError):
+    """There is no such view, or it has nothing of that name for whoever asks; the text says what to do."""
+
+
+class Asked(NamedTuple):
+    """A look through the window.
+
+    Attributes:
+        view: its name.
+        words: of the query.
+        form: a page, or its twin in JSON.
+        name: of the key, as the page shows it.
+        owner: whose sessions are shown, with those of children; None: everybody's.
+        person: whose lessons and adapter are meant.
+        logged_in: whether the page offers to log out.
+    """
+
+    view: str
+    words: Mapping[str, str]
+    form: Form
+    name: str
+    owner: str | None
+    person: str
+    logged_in: bool
+
+
+class Views(Protocol):
+    """The views of one server."""
+
+    async def show(self, asked: Asked) -> bytes:
+        """Return a page, or JSON; raise UnknownViewError."""
+        ...
+
+    async def style(self) -> bytes:
+        """Return the style sheet of all pages."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of what the views hold."""
+        ...

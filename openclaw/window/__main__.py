@@ -1,0 +1,47 @@
+"""The window's process: ``python -m openclaw.window DESCRIPTOR LEDGER RUN_DIR``, which only `openclaw.runtime.window` starts.
+
+Guarantees: it reads the ledger and never writes it. It ends when its channel does. Looks run in threads, one at a time where they
+read the ledger, and at a low priority, so that replies come first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+
+from groundwork.process import watch_lifeline
+from openclaw.gateway.channel import Channel
+from openclaw.gateway.window_views import Asked
+from openclaw.window.pages import style
+from openclaw.window.views import Window, open_window
+
+NICE = 5
+
+
+async def answer(window: Window, descriptor: int) -> None:
+    """Answer what comes over the socket of ``descriptor`` until the other end is closed."""
+    over = asyncio.Event()
+
+    async def show(asked: Asked) -> bytes:
+        return await asyncio.to_thread(window.show, asked)
+
+    channel = Channel({"show": show, "style": style}, over.set)
+    await channel.open(socket.socket(fileno=descriptor))
+    await over.wait()
+
+
+def main() -> None:
+    """Run the process."""
+    watch_lifeline()
+    os.nice(NICE)
+    descriptor, ledger, run_dir = sys.argv[1:]
+    os.set_inheritable(int(descriptor), False)
+    window = open_window(ledger, run_dir or None)
+    asyncio.run(answer(window, int(descriptor)))
+    os._exit(0)  # threads that still read have nobody to tell
+
+
+if __name__ == "__main__":
+    main()

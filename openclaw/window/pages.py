@@ -1,0 +1,67 @@
+"""Renders what a view found as a page. Guarantees: every text is escaped, and has no control character; no script, no inline style.
+
+The style sheet is that of the report (`openclaw.report`), and what the window has besides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from typing import Any
+from urllib.parse import urlencode
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from openclaw.gateway.log_in import LOG_OUT, STYLE, WINDOW
+from openclaw.gateway.window_views import Asked
+from openclaw.messages.preview import harmless, preview, shown_time
+
+PACKAGE = "openclaw.window"
+
+
+def render(asked: Asked, titles: Mapping[str, str], template: str, found: Mapping[str, Any]) -> bytes:
+    """Return the page of what a view found; ``titles``: of the views that the page leads to, by name."""
+    page = _environment().get_template(f"{template}.html.jinja")
+    links = {"window": WINDOW, "style": STYLE, "log_out": LOG_OUT}
+    return page.render(asked=asked, titles=titles, links=links, template=template, **found).encode()
+
+
+@cache
+def style() -> bytes:
+    """Return the style sheet."""
+    return b"\n".join(files(package).joinpath("style.css").read_bytes() for package in ("openclaw.report", PACKAGE))
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader(PACKAGE),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_plain,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"clock": shown_time, "share": _share, "signed": _signed, "preview": preview}
+    environment.globals |= {"address": _address}
+    return environment
+
+
+def _address(view: str, **words: Any) -> str:
+    """Return the address of a view; words that are None are left out."""
+    query = urlencode({name: word for name, word in words.items() if word is not None})
+    return f"{WINDOW}/{view}" + (f"?{query}" if query else "")
+
+
+def _plain(value: Any) -> Any:
+    return harmless(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def _share(value: float) -> str:
+    return f"{100 * value:.0f} %"
+
+
+def _signed(value: float | None, digits: int = 0) -> str:
+    return "–" if value is None else f"{value:+.{digits}f}" if value else "0"

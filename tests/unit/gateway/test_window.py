@@ -1,0 +1,381 @@
+"""The window at the gateway: who gets in and how, what a cookie opens, pages of other origins, and what a form changes."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import httpx
+import pytest
+from prometheus_client import CollectorRegistry
+
+from lab.testkit.engine import serve
+from lab.testkit.ledger_records import make_turn
+from openclaw.gateway.app import create_app
+from openclaw.gateway.auth import Keyring
+from openclaw.gateway.log_in import HOURS, LogIns
+from openclaw.gateway.window_views import Asked, UnknownViewError
+from openclaw.owners import stored_id
+from openclaw.runtime.window import WindowProcess
+from tests.unit.gateway.conftest import Stack, Starter
+from tests.unit.gateway.test_lessons import KEYS, as_key
+
+BROWSER = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8", "sec-fetch-site": "none"}
+OWN = {"sec-fetch-site": "same-origin"}
+CHAT = "/v1/chat/completions"
+HELLO = {"messages": [{"role": "user", "content": "My PIN is 7294"}]}
+
+
+class Echo:
+    """Views that show who looks, and keep no process."""
+
+    def __init__(self) -> None:
+        self.asked: list[Asked] = []
+
+    async def show(self, asked: Asked) -> bytes:
+        if asked.view == "nothing":
+            raise UnknownViewError("there is <b>nothing</b>")
+        self.asked.append(asked)
+        return b"{}" if asked.form == "json" else f"{asked.name} looks at {asked.owner}".encode()
+
+    async def style(self) -> bytes:
+        return b"body{}"
+
+    async def close(self) -> None:
+        """Hold nothing."""
+
+
+@dataclass
+class Site:
+    """A server with a window."""
+
+    stack: Stack
+    url: str
+    views: Echo
+    keys: Path
+    exits: AsyncExitStack
+
+    async def browser(self) -> httpx.AsyncClient:
+        """Return a browser, with a jar of cookies of its own."""
+        client = httpx.AsyncClient(base_url=self.url, trust_env=False, headers=BROWSER)
+        return await self.exits.enter_async_context(client)
+
+    async def logged_in(self, name: str) -> httpx.AsyncClient:
+        """Return the browser of somebody who has logged in."""
+        browser = await self.browser()
+        answer = await browser.post("/window/log_in", data={"key": key_of(name)}, headers=OWN)
+        assert answer.status_code == 303, answer.text
+        return browser
+
+
+def key_of(name: str) -> str:
+    return as_key(name)["Authorization"].removeprefix("Bearer ")
+
+
+@pytest.fixture
+async def exits() -> AsyncIterator[AsyncExitStack]:
+    async with AsyncExitStack() as exits:
+        yield exits
+
+
+async def served(exits: AsyncExitStack, stack: Stack, views: Any) -> str:
+    return await exits.enter_async_context(serve(create_app(stack.service, CollectorRegistry(), views=views)))
+
+
+@pytest.fixture
+async def site(start: Starter, tmp_path: Path, exits: AsyncExitStack) -> Site:
+    keys = tmp_path / "keys"
+    keys.write_text(KEYS)
+    keys.chmod(0o600)
+    stack: Stack = await start(api_keys_file=str(keys), allowed_origins="http://front.example")
+    views = Echo()
+    return Site(stack, await served(exits, stack, views), views, keys, exits)
+
+
+@pytest.fixture
+async def open_site(start: Starter, tmp_path: Path, exits: AsyncExitStack) -> Site:
+    """A server without keys."""
+    stack: Stack = await start()
+    views = Echo()
+    return Site(stack, await served(exits, stack, views), views, tmp_path, exits)
+
+
+def record(stack: Stack, owner: str, turn_id: str) -> None:
+    stack.ledger.turns.record(make_turn(turn_id, session_id=stored_id(owner, "s")))
+
+
+async def test_a_browser_is_sent_to_the_window_and_asked_for_a_key(site: Site) -> None:
+    browser = await site.browser()
+    answer = await browser.get("/", follow_redirects=True)
+    assert (answer.status_code, urlsplit(str(answer.url)).path) == (401, "/window/")
+    assert 'action="/window/log_in"' in answer.text
+    assert (await browser.get("/window/style.css")).text == "body{}"
+    assert site.views.asked == []
+    told = await browser.get("/", headers={"accept": "application/json"})
+    assert told.json()["needs_key"] is True
+    twin = await browser.get("/window/json/learning", headers={"accept": "*/*"})
+    assert (twin.status_code, twin.json()["error"]["code"]) == (401, "invalid_api_key")
+
+
+async def test_a_key_opens_the_window_until_one_logs_out(site: Site) -> None:
+    browser = await site.browser()
+    answer = await browser.post("/window/log_in", data={"key": key_of("alice")}, headers=OWN)
+    cookie = answer.headers["set-cookie"]
+    for part in ("HttpOnly", "SameSite=strict", "Path=/window/", f"Max-Age={HOURS * 3600}"):
+        assert part in cookie
+    assert key_of("alice") not in cookie
+    page = await browser.get("/window/", follow_redirects=True)
+    assert (page.status_code, page.text) == (200, "alice looks at alice")
+    assert (await browser.get("/window/json/learning")).json() == {}
+    kept = dict(browser.cookies)
+    assert (await browser.post("/window/log_out", headers=OWN)).status_code == 303
+    assert not browser.cookies
+    assert (await browser.get("/window/learning", cookies=kept)).status_code == 401
+
+
+async def test_an_admin_sees_all_and_a_child_its_own(site: Site) -> None:
+    for name, owner in (("root (admin)", None), ("alice/phone", "alice/phone"), ("bob", "bob")):
+        await (await site.logged_in(name)).get("/window/learning?after=3")
+        asked = site.views.asked[-1]
+        assert (asked.owner, asked.words, asked.logged_in) == (owner, {"after": "3"}, True)
+        assert asked.person == (owner or "root").partition("/")[0]
+
+
+async def test_programs_send_their_key(site: Site) -> None:
+    async with httpx.AsyncClient(base_url=site.url, trust_env=False, headers=as_key("bob")) as client:
+        assert (await client.get("/window/json/learning")).status_code == 200
+    assert site.views.asked[0].name == "bob"
+
+
+@pytest.mark.parametrize("key", ["", "wrong", "bob-key-123456", "é" * 9, "sk-episode-x"])
+async def test_a_wrong_key_shows_nothing(site: Site, key: str) -> None:
+    browser = await site.browser()
+    answer = await browser.post("/window/log_in", data={"key": key}, headers=OWN)
+    assert (answer.status_code, "set-cookie" in answer.headers) == (401, False)
+    assert "This server has no such key." in answer.text
+    assert (await browser.get("/window/learning", cookies={"openclaw_window_30000": "x"})).status_code == 401
+    assert site.views.asked == []
+
+
+async def test_the_key_of_an_episode_opens_nothing(site: Site) -> None:
+    async with httpx.AsyncClient(base_url=site.url, trust_env=False) as client:
+        made = await client.post("/v1/episodes", json={"task": "t", "ttl_s": 60.0}, headers=as_key("alice"))
+        key = made.json()["api_key"]
+        answer = await client.post("/window/log_in", data={"key": key}, headers=OWN)
+        assert (answer.status_code, "set-cookie" in answer.headers) == (403, False)
+        answer = await client.get("/window/learning", headers={"x-api-key": key})
+        assert answer.json()["error"]["code"] == "episode_key"
+
+
+async def test_the_cookie_opens_no_route_of_the_api(site: Site) -> None:
+    browser = await site.logged_in("root (admin)")
+    cookies = "; ".join(f"{name}={value}" for name, value in browser.cookies.items())
+    headers = {**OWN, "cookie": cookies}
+    assert (await browser.get("/window/learning", headers=headers)).status_code == 200
+    for method, path in (
+        ("POST", CHAT),
+        ("GET", "/v1/models"),
+        ("GET", "/v1/lessons"),
+        ("DELETE", "/v1/me"),
+        ("GET", "/metrics"),
+    ):
+        answer = await browser.request(method, path, json=HELLO if method == "POST" else None, headers=headers)
+        assert answer.status_code == 401, path
+
+
+async def test_a_session_ends_with_its_time_and_with_its_key(site: Site) -> None:
+    now = [0.0]
+    keyring = Keyring(None, str(site.keys))
+    log_ins = LogIns(keyring, 1, clock=lambda: now[0])
+
+    def cookie(name: str) -> dict[str, str]:
+        response = httpx_response()
+        log_ins.begin(key_of(name), response, secure=True)
+        assert "Secure" in response.headers["set-cookie"]
+        return {"cookie": response.headers["set-cookie"].partition(";")[0]}
+
+    alice, bob = cookie("alice"), cookie("bob")
+    assert log_ins.client(alice).name == "alice"
+    site.keys.write_text(KEYS.replace("bob-key", "new-key"))
+    keyring.reload()
+    with pytest.raises(Exception, match="unknown key"):
+        log_ins.client(bob)
+    now[0] = HOURS * 3600
+    with pytest.raises(Exception, match="unknown key"):
+        log_ins.client(alice)
+
+
+def httpx_response() -> Any:
+    from starlette.responses import Response
+
+    return Response()
+
+
+async def test_the_oldest_session_makes_room(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("openclaw.gateway.log_in.MOST", 2)
+    browsers = [await site.logged_in(name) for name in ("alice", "bob", "bob")]
+    assert [(await each.get("/window/learning")).status_code for each in browsers] == [401, 200, 200]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"origin": "http://evil.example"},
+        {"origin": "http://front.example"},
+        {"origin": "null"},
+        {"sec-fetch-site": "cross-site"},
+        {"sec-fetch-site": "same-site"},
+        {"origin": "http://127.0.0.1:1"},
+    ],
+)
+async def test_pages_of_other_origins_get_nothing(site: Site, open_site: Site, headers: dict[str, str]) -> None:
+    for each, browser in ((site, await site.logged_in("alice")), (open_site, await open_site.browser())):
+        turn = f"turn-{each is site}"
+        record(each.stack, "alice", turn)
+        for method, path, data in (
+            ("GET", "/window/learning", None),
+            ("GET", "/window/json/learning", None),
+            ("POST", "/window/feedback", {"response_id": turn, "thumbs": "down"}),
+            ("POST", "/window/log_in", {"key": key_of("alice")}),
+            ("POST", "/window/log_out", {}),
+        ):
+            answer = await browser.request(method, path, data=data, headers=headers)
+            assert answer.status_code == 403, (method, path)
+            assert "access-control-allow-credentials" not in answer.headers
+        assert each.views.asked == []
+        assert each.stack.ledger.feedback.of(turn) == []
+
+
+async def test_a_form_has_to_prove_where_it_comes_from(site: Site, open_site: Site) -> None:
+    for each, browser in ((site, await site.logged_in("alice")), (open_site, await open_site.browser())):
+        turn = f"turn-{each is site}"
+        record(each.stack, "alice" if each is site else "", turn)
+        form = {"response_id": turn, "thumbs": "up"}
+        for headers, status in (
+            ({"sec-fetch-site": ""}, 403),
+            (BROWSER, 403),
+            ({"origin": each.url}, 303),
+            (OWN, 303),
+        ):
+            del browser.headers["sec-fetch-site"]
+            sent = {name: value for name, value in headers.items() if value}
+            assert (await browser.post("/window/feedback", data=form, headers=sent)).status_code == status, headers
+            browser.headers["sec-fetch-site"] = "none"
+
+
+async def test_without_keys_nobody_logs_in_and_foreign_hosts_get_nothing(open_site: Site) -> None:
+    browser = await open_site.browser()
+    page = await browser.get("/", follow_redirects=True)
+    assert (page.status_code, page.text) == (200, "local looks at None")
+    assert open_site.views.asked[0].logged_in is False
+    answer = await browser.get("/window/learning", headers={"host": "evil.example"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (403, "host_not_allowed")
+
+
+async def test_a_thumb_goes_the_way_of_all_feedback(site: Site) -> None:
+    record(site.stack, "alice", "turn-a")
+    record(site.stack, "bob", "turn-b")
+    browser = await site.logged_in("alice")
+    for form in ({"thumbs": "down"}, {"text": "no lists\r\nplease"}, {"edit": "It is 5."}):
+        answer = await browser.post("/window/feedback", data={"response_id": "turn-a", **form}, headers=OWN)
+        where = urlsplit(answer.headers["location"])
+        assert (answer.status_code, where.path) == (303, "/window/turn")
+        assert parse_qs(where.query) == {"id": ["turn-a"], "said": ["counts"]}
+    given = site.stack.ledger.feedback.of("turn-a")
+    assert [(each.thumbs, each.text, each.edit) for each in given] == [
+        ("down", None, None),
+        (None, "no lists\nplease", None),
+        (None, None, "It is 5."),
+    ]
+    assert {each.source for each in given} == {"alice"}
+    for turn in ("turn-b", "turn-unknown"):
+        answer = await browser.post("/window/feedback", data={"response_id": turn, "thumbs": "up"}, headers=OWN)
+        assert (answer.status_code, "no finished reply" in answer.text) == (404, True)
+    assert site.stack.ledger.feedback.of("turn-b") == []
+
+
+async def test_a_form_that_no_page_sends_is_refused(site: Site) -> None:
+    browser = await site.logged_in("alice")
+    for form, status in (
+        ({"response_id": "x"}, 400),
+        ({"response_id": "x", "thumbs": "sideways"}, 400),
+        ({"response_id": "x", "thumbs": "up", "admin": "1"}, 400),
+        ({f"f{number}": "x" for number in range(50)}, 400),
+        ({"response_id": "x", "text": "x" * 300_000}, 413),
+    ):
+        assert (await browser.post("/window/feedback", data=form, headers=OWN)).status_code == status, form
+    assert (await browser.post("/window/feedback", json={"response_id": "x"}, headers=OWN)).status_code == 415
+    for path in ("/window/log_in", "/window/feedback"):
+        answer = await browser.post(path, content=endless(), headers={**OWN, "content-type": FORM})
+        assert answer.status_code == 413, "a form without a length"
+
+
+FORM = "application/x-www-form-urlencoded"
+
+
+async def endless() -> AsyncIterator[bytes]:
+    yield b"key=x"
+
+
+async def test_what_is_not_there_is_a_page_that_says_so(site: Site) -> None:
+    browser = await site.logged_in("alice")
+    page = await browser.get("/window/nothing")
+    assert (page.status_code, "there is &lt;b&gt;nothing&lt;/b&gt;" in page.text) == (404, True)
+    twin = await browser.get("/window/json/nothing")
+    assert (twin.status_code, twin.json()["error"]["message"]) == (404, "there is <b>nothing</b>")
+
+
+async def test_every_answer_is_locked_down(site: Site) -> None:
+    browser = await site.logged_in("alice")
+    for path in ("/window/learning", "/window/json/learning", "/window/style.css", "/window/nothing", "/window/"):
+        headers = (await browser.get(path)).headers
+        policy = headers["content-security-policy"]
+        assert policy.startswith("default-src 'none'; style-src 'self'; form-action 'self'")
+        assert "script-src" not in policy
+        assert "frame-ancestors 'none'" in policy
+        assert (headers["cache-control"], headers["x-content-type-options"]) == ("no-store", "nosniff")
+
+
+async def test_a_server_without_a_window_has_none(stack: Stack) -> None:
+    async with httpx.AsyncClient(base_url=stack.url, trust_env=False, headers=BROWSER) as browser:
+        assert (await browser.get("/window/learning")).status_code == 404
+        assert "openclaw-rl chat" in (await browser.get("/")).text
+
+
+async def test_a_process_of_its_own_shows_a_real_ledger_and_comes_back(start: Starter, exits: AsyncExitStack) -> None:
+    stack: Stack = await start()
+    record(stack, "", "turn-a")
+    views = WindowProcess(stack.service.config)
+    url = await served(exits, stack, views)
+    async with httpx.AsyncClient(base_url=url, trust_env=False, headers=BROWSER, timeout=60) as browser:
+        assert views.pid is None, "who never looks pays nothing"
+        page = await browser.get("/", follow_redirects=True)
+        assert "Is it learning?" in page.text
+        [style] = re.findall(r'<link rel="stylesheet" href="([^"]+)"', page.text)
+        assert ":focus-visible" in (await browser.get(style)).text
+        listed = (await browser.get("/window/json/conversations")).json()["conversations"]
+        assert [each["session"] for each in listed] == ["s"]
+        assert (await browser.get("/window/turn?id=nobody")).status_code == 404
+        first = views.pid
+        assert first is not None
+        assert views._child is not None
+        await asyncio.to_thread(views._child.kill)
+        assert (await browser.get("/window/conversations")).status_code == 200
+        assert views.pid != first
+
+
+async def test_the_process_ends_when_nobody_looks(start: Starter) -> None:
+    stack: Stack = await start()
+    views = WindowProcess(stack.service.config, idle_seconds=0.2)
+    assert b"--ink" in await views.style()
+    child = views._child
+    assert child is not None
+    assert await asyncio.to_thread(child.wait, 60.0) is not None
+    assert views.pid is None
+    await views.close()

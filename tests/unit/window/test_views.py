@@ -1,0 +1,249 @@
+"""Each view of the window, on real ledgers: what it shows, to whom, and that nothing on a page is anything but text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from openclaw.gateway.window_views import Asked, Form, UnknownViewError
+from openclaw.ledger.records import Feedback, VersionSpan, Vote
+from openclaw.owners import LOCAL, root, stored_id
+from openclaw.runs.folder import open_run
+from openclaw.window import views
+from openclaw.window.views import VIEWS, Window, open_window
+from tests.helpers.html_tags import Tags
+from tests.helpers.made_runs import MadeRun
+
+Look = Callable[..., Any]
+ATTACK = '</textarea></style></title>"><script>alert(1)</script><img src=x onerror=alert(1)>\x1b[31m'
+
+
+def look(window: Window, view: str, owner: str | None = None, form: Form = "json", **words: str) -> Any:
+    """Return a view's JSON or page, for an owner or (None) for an admin."""
+    name = "root" if owner is None else owner
+    shown = window.show(Asked(view, words, form, name, owner, root(owner or LOCAL), logged_in=True))
+    return orjson.loads(shown) if form == "json" else shown.decode()
+
+
+def talk(run: MadeRun, owner: str, words: str, score: int = 1, **changes: Any) -> str:
+    """Let an owner ask with ``words`` and react, in a session of their own; return the turn."""
+    session = stored_id(owner, f"s-{words[:20]}")
+    messages = [{"role": "user", "content": words}]
+    return run.talk(score, session_id=session, messages=messages, **changes)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> MadeRun:
+    return MadeRun(tmp_path / "run")
+
+
+@pytest.fixture
+def window_of() -> Iterator[Callable[[MadeRun], Window]]:
+    """A function that closes a made run and returns the window on it."""
+    opened: list[Window] = []
+
+    def window(run: MadeRun) -> Window:
+        folder = run.close()
+        opened.append(open_window(str(folder / "ledger.sqlite"), str(folder)))
+        return opened[-1]
+
+    yield window
+    for each in opened:
+        each.ledger.close()
+
+
+def test_learning_says_what_the_report_says(run: MadeRun, window_of: Look) -> None:
+    for update in range(6):
+        for _ in range(8):
+            run.talk(1 if update > 2 else -1)
+        run.ledger.decisions.record(run.version, "step", str(run.version + 1), "as good as before")
+        run.step(**{"eval/held_out": 0.1 * update})
+    run.ledger.decisions.record(6, "refused", "7", "worse for earlier opinions", by_margin=True)
+    window = window_of(run)
+    found = look(window, "learning")
+    assert (found["answer"], found["verdict"]) == ("Yes", "better")
+    assert found["sentence"].startswith("The judge liked ")
+    assert [row["decision"] for row in found["versions"]] == ["refused"] + ["accepted"] * 6
+    assert [row["version"] for row in found["versions"] if row["serves"]] == ["6"]
+    assert {chart["title"] for chart in found["charts"]} >= {"Liked share of judged first replies", "Evaluation sets"}
+    page = look(window, "learning", form="page")
+    assert "worse for earlier opinions" in page
+    assert "<svg" in page
+
+
+def test_an_owner_learns_of_weights_that_all_share_and_not_why(run: MadeRun, window_of: Look) -> None:
+    talk(run, "alice", "one")
+    for _ in range(4):
+        talk(run, "bob", "two")
+    run.ledger.decisions.record(0, "step", "1", "bob's opinions are better served")
+    run.step(**{"eval/held_out": 0.5})
+    window = window_of(run)
+    found = look(window, "learning", "alice")
+    assert [(row["version"], row["why"], row["samples"]) for row in found["versions"]] == [("1", "", 0)]
+    assert {chart["title"] for chart in found["charts"]} == {"Liked share of judged first replies"}
+    assert found["windows"][0]["judged"] == 1
+    assert look(window, "learning")["windows"][0]["judged"] == 5
+
+
+def test_of_a_persons_own_adapter_the_person_learns_all(run: MadeRun, window_of: Look) -> None:
+    for person in ("alice", "bob"):
+        run.ledger.decisions.record(len(person), "refused", "1", f"worse for {person}", person=person)
+    window = window_of(run)
+    assert [row["why"] for row in look(window, "learning", "alice")["versions"]] == ["worse for alice"]
+    assert "bob" not in look(window, "learning", "alice", "page")
+    assert {row["why"] for row in look(window, "learning")["versions"]} == {"worse for alice", "worse for bob"}
+
+
+def test_conversations_are_the_newest_first_in_pages(
+    run: MadeRun, window_of: Look, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(views, "PAGE", 2)
+    for number in range(5):
+        talk(run, "alice", f"question {number}", 1 if number % 2 else -1)
+    window = window_of(run)
+    asked, before = [], {}
+    while True:
+        found = look(window, "conversations", "alice", **before)
+        asked += [each["asked"] for each in found["conversations"]]
+        if found["next"] is None:
+            break
+        before = {"before": str(found["next"])}
+    assert asked == [f"question {number}" for number in (4, 3, 2, 1, 0)]
+    newest = look(window, "conversations", "alice")["conversations"][0]
+    assert (newest["turns"], newest["scores"], newest["samples"]["ready"]) == (1, {"-1": 1}, 1)
+
+
+def test_owners_see_their_own_and_their_childrens_only(run: MadeRun, window_of: Look) -> None:
+    turns = {
+        owner: talk(run, owner, f"secret of [{owner}]") for owner in ("alice", "alice/phone", "alicea", "bob", LOCAL)
+    }
+    window = window_of(run)
+    reaches = {
+        "alice": {"alice", "alice/phone"},
+        "alice/phone": {"alice/phone"},
+        "alicea": {"alicea"},
+        "bob": {"bob"},
+        LOCAL: {LOCAL},
+        None: set(turns),
+    }
+    for owner, reached in reaches.items():
+        listed = {each["asked"] for each in look(window, "conversations", owner)["conversations"]}
+        assert listed == {f"secret of [{each}]" for each in reached}
+        for other, turn in turns.items():
+            for view, name in (("turn", turn), ("conversation", stored_id(other, f"s-secret of [{other}]"[:22]))):
+                if other in reached:
+                    assert f"secret of [{other}]" in look(window, view, owner, "page", id=name)
+                else:
+                    with pytest.raises(UnknownViewError, match="nothing of that name"):
+                        look(window, view, owner, id=name)
+
+
+def test_a_turn_tells_what_it_taught(run: MadeRun, window_of: Look) -> None:
+    votes = [Vote("prm", "a complaint \\boxed{-1}", -1, seconds=2.0), Vote("hint", "no vote", None, invalid="cut_off")]
+    turns = [
+        run.judge(
+            run.react(run.turn()), -1, votes=votes, hint="Write plain prose.", teacher_log_probs=(-0.2, -0.3, -0.1)
+        )
+        for _ in range(4)
+    ]
+    run.step()
+    run.ledger.feedback.record(Feedback(turn_id=turns[0], created_at=run.now, thumbs="down", text="too bold"), [])
+    untaught = run.judge(run.react(run.turn()), 0, reason="score_zero")
+    waits = run.turn()
+    window = window_of(run)
+    found = look(window, "turn", id=turns[0])
+    turn = found["turn"]
+    assert (turn["score"], turn["hint"], turn["trained"]) == (-1, "Write plain prose.", True)
+    assert [(vote["value"], vote["invalid"]) for vote in turn["votes"]] == [(-1, None), (None, "cut_off")]
+    assert turn["steps"][0] == {"step": 0, "weight_version": "1", "live_at": turn["steps"][0]["live_at"]}
+    assert "Step 0 used sample" in turn["outcome"]
+    [sample] = found["samples"]
+    assert [token["text"] for token in sample["tokens"]] == ["<5>", "<6>", "<7>"]
+    assert all(token["advantage"] < 0 and token["shade"] == -views.SHADES for token in sample["tokens"])
+    assert found["feedback"][0]["text"] == "too bold"
+    assert look(window, "turn", id=untaught)["turn"]["outcome"].startswith("Not trained (score_zero).")
+    assert "waits for its next state" in look(window, "turn", id=waits)["turn"]["outcome"]
+    page = look(window, "turn", id=turns[0], form="page")
+    for shown in ("Write plain prose.", "cut_off", "down9", "too bold", "version 1"):
+        assert shown in page
+
+
+def test_a_lesson_stands_with_the_turn_that_it_came_from(run: MadeRun, window_of: Look) -> None:
+    turn = talk(run, "alice", "one")
+    lesson = run.ledger.lessons.add("alice", "Keep answers short.")
+    with run.ledger.transaction() as connection:
+        connection.execute("INSERT INTO lesson_turns VALUES (?, ?, 'said')", (lesson.id, turn))
+    assert "It became a lesson" in look(window_of(run), "turn", "alice", "page", id=turn)
+
+
+def test_a_long_conversation_comes_in_pages(run: MadeRun, window_of: Look, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(views, "PAGE", 2)
+    for number in range(5):
+        run.turn(session_id="long", index=number, weight_versions=[VersionSpan("0", 0, 3)])
+    window = window_of(run)
+    indexes, after = [], {}
+    while after is not None:
+        found = look(window, "conversation", id="long", **after)
+        indexes += [turn["index"] for turn in found["turns"]]
+        after = None if found["next"] is None else {"after": str(found["next"])}
+    assert indexes == [0, 1, 2, 3, 4]
+
+
+def test_whatever_people_and_models_write_is_text(run: MadeRun, window_of: Look) -> None:
+    said = [{"role": "user", "content": ATTACK}]
+    turn = run.react(
+        run.turn(
+            session_id=stored_id("bob", ATTACK),
+            messages=said,
+            response_message={"role": "assistant", "content": ATTACK},
+        ),
+        said,
+    )
+    run.judge(turn, -1, votes=[Vote("prm", ATTACK, -1)], hint=ATTACK)
+    run.ledger.feedback.record(Feedback(turn_id=turn, created_at=run.now, text=ATTACK), [])
+    run.ledger.decisions.record(0, "refused", "1", ATTACK)
+    unread = run.judge(run.react(run.turn()), None, reason=ATTACK)
+    window = window_of(run)
+    asked = {"turn": [turn, unread], "conversation": [stored_id("bob", ATTACK)]}
+    for view in VIEWS:
+        for name in asked.get(view, [""]):
+            page = look(window, view, form="page", id=name)
+            tags = Tags(page)
+            assert not tags.tags & {"script", "img", "iframe", "object", "base", "style"}, view
+            assert not any(name.startswith("on") or name == "style" for name in tags.attributes), view
+            assert "\x1b" not in page
+    assert "&lt;script&gt;" in look(window, "turn", form="page", id=turn)
+
+
+def test_words_of_a_query_are_no_more_than_words(run: MadeRun, window_of: Look) -> None:
+    talk(run, "alice", "one")
+    window = window_of(run)
+    for word in ("x", "-1", "1" * 30, "1; DROP TABLE turns", "²"):
+        assert look(window, "conversations", before=word)["first"]
+        assert look(window, "learning", after=word)["versions"] == []
+    for view in ("nothing", "__class__", ""):
+        with pytest.raises(UnknownViewError, match="the views are learning"):
+            look(window, view)
+    with pytest.raises(UnknownViewError, match="nothing of that name"):
+        look(window, "conversation", id="")
+
+
+def test_a_ledger_elsewhere_is_read_with_the_runs_arguments(run: MadeRun, tmp_path: Path) -> None:
+    run.talk(1)
+    folder = run.close()
+    (folder / "arguments.json").write_text('{"hf_checkpoint": "somewhere"}')
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (folder / "ledger.sqlite").rename(elsewhere / "mine.sqlite")
+    window = open_window(str(elsewhere / "mine.sqlite"), str(folder))
+    try:
+        assert window.run.folder == folder
+        assert window.run.trainer_arguments().hf_checkpoint == "somewhere"
+        assert len(look(window, "conversations")["conversations"]) == 1
+    finally:
+        window.ledger.close()
+    assert open_run(elsewhere / "mine.sqlite").arguments == {}
