@@ -337,16 +337,18 @@ def _owners(evidence: Evidence, bounds: GateVariables) -> tuple[list[str], dict[
         return [], metrics
     metrics[WORST_OWNER] = min(margin.value for margin, _, _ in results)
     fallen = [
-        (margin.value, margin, owner, version)
-        for margin, owner, version in results
+        (margin.value, margin, version)
+        for margin, _, version in results
         if margin.value < -bounds.gate_owner_margin and margin.fell_by_chance() * len(compared) <= OWNER_UNLIKELY
     ]
     if not fallen:
         return [], metrics
-    _, margin, owner, version = min(fallen, key=lambda each: each[0])
-    whose = f"owner {owner}" if owner else "the user without a key"
+    _, margin, version = min(fallen, key=lambda each: each[0])
     against = f"version {version}" if version else "the serving version"
-    line = f"it moves away from what {whose} liked: margin {_signed(margin)} nats/token, compared with {against}"
+    line = (  # without a name, because others read it, and it stays when the owner is forgotten
+        f"it moves away from what one of {len(compared)} owners liked: margin {_signed(margin)} nats/token, "
+        f"compared with {against}"
+    )
     return [line], metrics
 
 

@@ -457,6 +457,10 @@ _VERSION_33 = """
 CREATE INDEX steps_by_person ON steps(person, number);
 CREATE INDEX decisions_by_person ON decisions(person, number);
 """
+_VERSION_34 = """
+UPDATE decisions SET why = substr(why, 1, instr(why, ' away from what ') + 15) || 'one of the owners'
+ || substr(why, instr(why, ' liked: margin ')) WHERE instr(why, ' away from what owner ') AND instr(why, ' liked: margin ');
+"""
 
 
 def fill_baseline_owners(connection: sqlite3.Connection) -> None:
@@ -569,6 +573,7 @@ MIGRATIONS: tuple[Migration, ...] = (
     Migration(31, "conversation digests that take 5.0 and 5 for one number", "", renew_conversations),
     Migration(32, "an index of the turns of a person", _VERSION_32),
     Migration(33, "indexes of a person's steps and decisions", _VERSION_33),
+    Migration(34, "refusals that name nobody", _VERSION_34),
 )
 VERSION = MIGRATIONS[-1].version
 

@@ -118,6 +118,30 @@ def test_digests_are_renewed_for_every_owner(tmp_path: Path) -> None:
         assert ledger.turns.get("none").conversation is None
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (
+            "version 7 is refused: it moves away from what owner alice liked: margin -0.05 nats/token; look",
+            "version 7 is refused: it moves away from what one of the owners liked: margin -0.05 nats/token; look",
+        ),
+        (
+            "liked replies fell away from what owner people wanted",
+            "liked replies fell away from what owner people wanted",
+        ),
+    ],
+)
+def test_older_refusals_name_nobody(tmp_path: Path, before: str, after: str) -> None:
+    (statements,) = [migration.statements for migration in MIGRATIONS if migration.version == 34]
+    with closing(Ledger(tmp_path / "ledger.sqlite")) as ledger:
+        ledger.decisions.record(7, "refused", "8", before, by_margin=True, metrics={})
+        with ledger.transaction() as connection:
+            for statement in schema.statements(statements):
+                connection.execute(statement)
+        (refusal,) = ledger.decisions.refusals()
+        assert refusal.why == after
+
+
 def test_a_crash_while_migrating_leaves_the_old_file(old_file: Path) -> None:
     before = contents(old_file)
 
