@@ -32,7 +32,8 @@ from openclaw.ledger.views import OwnerSamples, SampleRecord, TurnRecord, counte
 from openclaw.messages.preview import harmless, preview
 from openclaw.messages.text import next_state_text, response_text
 from openclaw.runs.folder import EPISODE_RECORDS, no_ledger, open_run
-from openclaw.runs.person import export_person, forget_person
+from openclaw.runs.leave import add_leaving, leave, wrong_leaving
+from openclaw.runs.person import forget_person
 from openclaw.runtime.where import LEDGER_NAME, add_person, add_run, find_ledger
 from slime.exceptions import PeopleError
 
@@ -290,8 +291,7 @@ def build_parser() -> CommandLine:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     exported = commands.add_parser("export", help="write all conversations as JSON lines")
     exported.add_argument("file", type=Path, metavar="FILE", nargs="?", help="output file; an existing one is replaced")
-    add_person(exported, "with --to, in place of FILE: write the adapter of this person")
-    exported.add_argument("--to", type=Path, metavar="DIR", help="the new folder of the adapter, as PEFT reads it")
+    add_leaving(exported)
     imported = commands.add_parser(
         "import", help="add conversations from JSON lines, to read and export; DATA_PATH=FILE trains from them"
     )
@@ -309,9 +309,10 @@ def build_parser() -> CommandLine:
 
 def _command(options: argparse.Namespace) -> Iterable[str]:
     """Return the lines of a command: about a person if one is named."""
-    of_person = {"forget": forget_person, "export": export_person}.get(options.command)
-    if of_person is not None and options.person is not None:
-        return of_person(options)
+    if options.command == "forget" and options.person is not None:
+        return forget_person(options)
+    if options.command == "export" and options.to is not None:
+        return leave(options)
     return COMMANDS[options.command](options)
 
 
@@ -335,14 +336,11 @@ def main(argv: list[str] | None = None) -> int:
     if options.tokens and not (options.episode or options.turn):
         parser.error("--tokens goes with --turn or --episode")
     if options.export:
-        options.command, options.file, options.person, options.to = "export", options.export, None, None
+        options = parser.parse_args([str(options.ledger), "export", str(options.export)])
     if options.command == "forget" and (options.session_id is None) == (options.person is None):
         parser.error("forget takes a SESSION, or --person NAME")
-    if options.command == "export" and (options.file is None, options.person is None, options.to is None) not in (
-        (False, True, True),
-        (True, False, False),
-    ):
-        parser.error("export takes a FILE, or --person NAME with --to DIR")
+    if options.command == "export" and (wrong := wrong_leaving(options)):
+        parser.error(wrong)
     ledger = find_ledger(options.ledger)
     run = options.ledger
     if (ledger is None and (options.episodes or options.episode)) or (

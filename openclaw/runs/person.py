@@ -1,4 +1,4 @@
-"""``openclaw-rl forget RUN --person NAME`` and ``export RUN --person NAME --to DIR``: all of one person, and leaving with an adapter.
+"""``openclaw-rl forget RUN --person NAME``: the deletion of all of one person.
 
 Guarantees: after a deletion no file of the run has a byte of the person's words, and no version of their adapter is left; a run that
 is up goes on, and its trainer begins anew with the person. A process that ends in between leaves nothing that serves; repeating
@@ -11,12 +11,11 @@ import argparse
 from collections.abc import Iterable
 from contextlib import closing
 
-from groundwork.exceptions import ConfigError
 from groundwork.paused import WITHOUT_NAME
 from openclaw.ledger.exceptions import UnknownRecordError
 from openclaw.ledger.views import counted
 from openclaw.runs.folder import open_run
-from openclaw.runtime.adapters import export_adapter, forget_all
+from openclaw.runtime.adapters import forget_all
 
 
 def forget_person(options: argparse.Namespace) -> Iterable[str]:
@@ -39,17 +38,3 @@ def forget_person(options: argparse.Namespace) -> Iterable[str]:
     elif gone.trained:
         yield f"{gone.trained} of the samples had been trained; weights and checkpoints that learned from them remain"
     yield f"no file of the run has a word of {name} any more; exports, logs and other copies are not searched"
-
-
-def export_person(options: argparse.Namespace) -> Iterable[str]:
-    """Write the adapter that serves a person to a folder; yield what was written.
-
-    Raises:
-        ConfigError: the run has none, or the folder exists.
-    """
-    run = open_run(options.ledger)
-    if run.folder is None:
-        raise ConfigError(f"{options.ledger} is a ledger alone; name the folder of a run")
-    version = export_adapter(run.folder, options.person, options.to)
-    base = run.trainer_arguments().hf_checkpoint
-    yield f"wrote version {version.number} to {options.to}: a PEFT adapter of {base}, SHA-256 {version.sha256}"

@@ -82,9 +82,18 @@ def export_adapter(run_dir: str | Path, person: str, to: Path) -> Version:
     versions = accepted_versions(run_dir, person)
     if not versions:
         raise ConfigError(f"no version of this person's adapter was accepted in {run_dir}; the base model answers")
+    copy_adapter(people.folder_of(people.people_folder(run_dir), versions[0].name), to, versions[0].sha256)
+    return versions[0]
+
+
+def copy_adapter(source: Path, to: Path, sha256: str | None = None) -> None:
+    """Copy PEFT's two files of an adapter to the new folder ``to``, whole or not at all.
+
+    Raises:
+        ConfigError: ``to`` or ``to.part`` exists, or the weights have not the digest ``sha256``.
+    """
     if os.path.lexists(to):
         raise ConfigError(f"{to} exists; name a new folder")
-    source = people.folder_of(people.people_folder(run_dir), versions[0].name)
     part = to.with_name(f"{to.name}.part")
     if os.path.lexists(part):
         raise ConfigError(
@@ -93,13 +102,10 @@ def export_adapter(run_dir: str | Path, person: str, to: Path) -> Version:
     private_folder(part)
     for name in (people.WEIGHTS, people.CONFIG):
         shutil.copyfile(source / name, part / name)
-    if (found := people.digest_of(part)) != versions[0].sha256:
+    if sha256 is not None and (found := people.digest_of(part)) != sha256:
         shutil.rmtree(part)
-        raise ConfigError(
-            f"{source / people.WEIGHTS} has SHA-256 {found}, the book says {versions[0].sha256}; it is damaged"
-        )
+        raise ConfigError(f"{source / people.WEIGHTS} has SHA-256 {found}, the book says {sha256}; it is damaged")
     part.replace(to)
-    return versions[0]
 
 
 def forget_adapter(run_dir: str | Path, save: str | Path | None, person: str) -> bool:

@@ -109,7 +109,7 @@ def add_run(parser: CommandLine, name: str = "run", *, optional: bool = False) -
     parser.missing_hints["RUN"] = f"the word {NEWEST}, or a folder that openclaw-rl runs lists"
 
 
-def add_person(parser: CommandLine, what: str) -> None:
+def add_person(parser: argparse.ArgumentParser, what: str) -> None:
     """Add the option ``--person``, which names whose adapter a command is about; its value is None without it."""
     parser.add_argument("--person", type=_person, metavar="NAME", help=f"{what}; {WITHOUT_NAME}: who has no key")
 

@@ -56,9 +56,11 @@ RULES = (
     Rule(Kind.SERVER, r"curl |(.* \| )?openclaw-rl chat\b|python -m openclaw_combine\.test_rollout ", "asks a gateway"),
     Rule(Kind.RUN, r"cd \S+$|(source|export|umask|printf) ", "the shell's state, and files of a few bytes"),
     Rule(Kind.RUN, r"python -m openclaw\.replay ", "reads a ledger"),
+    Rule(Kind.PARSED, r"openclaw-rl export .*--adapter ", "needs a run with a checkpoint"),
     Rule(Kind.PARSED, r"openclaw-rl (export|forget) .*--person ", "needs a run with an adapter for each person"),
     Rule(Kind.RUN, r"openclaw-rl (inspect|report|export|forget|lessons) \S", "reads and edits a ledger"),
     Rule(Kind.PARSED, r"openclaw-rl (versions|rollback|accept) ", "needs a run with a gate's decisions"),
+    Rule(Kind.PARSED, r"openclaw-rl init ", "writes files of the person's home; tests/unit/install/test_init.py runs it"),
     Rule(Kind.PARSED, r"openclaw-rl doctor ", "ends with status 1 on a full disk; tests/unit/seeing/test_doctor.py runs it"),
     Rule(Kind.RUN, r"python -m agentrl\.rollout\.inspect ", "reads records of episodes"),
     Rule(Kind.RUN, r"python -m openclaw\.(method (check|clauses)|models$)", "reads what is here"),
@@ -98,7 +100,7 @@ RULES = (
     Rule(Kind.ELSEWHERE, r"(claude|codex|opencode|qwen|hermes) ", "needs the client; tests/integration/test_agent_clients.py runs it as written"),
     Rule(Kind.ELSEWHERE, r"ray (start|job submit|job stop|dashboard)\b", "starts or uses a cluster of the user's"),
     Rule(Kind.ELSEWHERE, r"npx skill", "a catalogue of other people"),
-    Rule(Kind.ELSEWHERE, r"(python3\.12 -m venv|pip install) ", "makes an environment, which needs a network"),
+    Rule(Kind.ELSEWHERE, r"(python3\.12 -m venv|pipx? install) ", "makes an environment, which needs a network"),
     Rule(Kind.ELSEWHERE, r"tail -f logs/", "follows a run until Ctrl-C; tests/unit/slime_core/test_run_logs.py has the file and the link"),
 )  # fmt: skip
 
