@@ -76,6 +76,7 @@ LARGE_BODY = Bound(
     "large_body", 1 << 17, "bytes", "a body that the runtime reads by itself; a worker process reads larger"
 )
 FEEDBACK_BODY = Bound("feedback_body", 1 << 18, "bytes", "the body of one feedback")
+FORM_FIELDS = Bound("form_fields", 16, "fields", "fields of a form of the window")
 LESSON_BODY = Bound("lesson_body", 1 << 14, "bytes", "the body of a request about lessons")
 EPISODE_BODY = Bound("episode_body", 1 << 16, "bytes", "the body of a request that creates or rewards an episode")
 EPISODE_NAME = Bound("episode_name", 1024, "characters", "the task and the group of an episode")

@@ -32,7 +32,7 @@ BELOW = f"{WINDOW}/"
 LOG_IN, LOG_OUT, STYLE = (f"{WINDOW}/{name}" for name in ("log_in", "log_out", "style.css"))
 HOURS = 12
 """A session's length."""
-MOST = 4096
+MOST_SESSIONS = 4096
 """Sessions at a time; a further one ends the oldest."""
 HEADERS = {
     "content-security-policy": (
@@ -94,7 +94,7 @@ class LogIns:
             raise ApiError(403, "the key of an episode opens no window; type the key of a person", code="episode_key")
         now = self._clock()
         self._sessions = {digest: each for digest, each in self._sessions.items() if each.until > now}
-        while len(self._sessions) >= MOST:
+        while len(self._sessions) >= MOST_SESSIONS:
             del self._sessions[next(iter(self._sessions))]
         token = secrets.token_urlsafe(32)
         self._sessions[hashlib.sha256(token.encode()).digest()] = _Session(key_digest(key), now + HOURS * 3600)

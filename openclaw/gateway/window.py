@@ -20,9 +20,10 @@ import orjson
 from fastapi import FastAPI, Request, Response
 from starlette.responses import HTMLResponse, RedirectResponse
 
+from openclaw.config.bounds import FORM_FIELDS
 from openclaw.gateway.auth import Client
 from openclaw.gateway.chat import ChatService
-from openclaw.gateway.errors import ApiError, bad_request
+from openclaw.gateway.errors import LIMIT_HEADER, ApiError, bad_request
 from openclaw.gateway.guard import WINDOW_FEEDBACK, client_of
 from openclaw.gateway.limits import take_body
 from openclaw.gateway.log_in import HEADERS, LOG_IN, LOG_OUT, STYLE, WINDOW, LogIns, log_in_page
@@ -31,7 +32,6 @@ from openclaw.gateway.window_views import Asked, Form, UnknownViewError, Views
 from openclaw.owners import root
 
 FIRST_VIEW = "learning"
-MOST_FIELDS = 16
 SEE_OTHER = 303
 
 
@@ -42,7 +42,10 @@ def fields_of(request: Request) -> dict[str, str]:
         ApiError: 400 for a body that no form sends.
     """
     try:
-        pairs = parse_qsl(take_body(request.scope).decode(), max_num_fields=MOST_FIELDS, errors="strict")
+        body = take_body(request.scope).decode()
+        if body.count("&") >= FORM_FIELDS.most:
+            raise bad_request(f"send at most {FORM_FIELDS.most} fields", bound=FORM_FIELDS)
+        pairs = parse_qsl(body, errors="strict")
     except ValueError as error:
         raise bad_request("the form cannot be read; load the page again") from error
     return {name: value.replace("\r\n", "\n") for name, value in pairs}
@@ -70,7 +73,7 @@ def _problem(error: ApiError) -> Response:
 </html>
 """,
         error.status,
-        HEADERS,
+        HEADERS | ({LIMIT_HEADER: error.limit} if error.limit else {}),
     )
 
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from openclaw.launch.profiles import GPU1_16GB, GPU1_24GB, GPU4_LORA, GPU8, TINY_CPU
+from openclaw.launch.profiles import GPU1_16GB, PROFILES
 from openclaw.models.places import KNOWN, KnownModel, missing_files
 from openclaw.runtime.where import shown_path
 
@@ -46,6 +48,7 @@ class Run:
         name: the answer that chooses it.
         what: the machine that it is for.
         script: its launch script.
+        method: that it trains by.
         profile: of the launcher.
         words: options of the script.
         model: that it trains; None: the tiny one of the repository.
@@ -55,6 +58,7 @@ class Run:
     name: str
     what: str
     script: Path
+    method: str
     profile: str
     words: tuple[str, ...] = ()
     model: KnownModel | None = None
@@ -70,14 +74,26 @@ def _model(name: str) -> KnownModel:
     return next(model for model in KNOWN if model.name == name)
 
 
-FOLDER = Path("openclaw-combine")
-RUNS: tuple[Run, ...] = (
-    Run("gpu8", "8 GPUs of 40 GB: Qwen3-4B, all weights", FOLDER / "run_qwen3_4b_openclaw_combine.sh", GPU8.name, model=_model("Qwen3-4B")),
-    Run("gpu4", "4 GPUs of 40 GB: Qwen3-4B, adapters", FOLDER / "run_qwen3_4b_openclaw_combine_lora.sh", GPU4_LORA.name, model=_model("Qwen3-4B")),
-    Run("gpu24", "one GPU of 24 GB: Qwen3-1.7B, adapters", FOLDER / "run_qwen3_1_7b_openclaw_combine_24gb.sh", GPU1_24GB.name, model=_model("Qwen3-1.7B"), context=int(GPU1_24GB.runtime["CONTEXT_LENGTH"])),
-    Run("gpu16", "one GPU of 16 GB and a judge elsewhere: Qwen3-4B in 4 bits, adapters", FOLDER / "run_qwen3_4b_openclaw_combine_16gb.sh", GPU1_16GB.name, model=_model("Qwen3-4B"), context=int(GPU1_16GB.runtime["CONTEXT_LENGTH"])),
-    Run("cpu", "no GPU: a tiny model that learns while you talk to it", FOLDER / "run_tiny_cpu.sh", TINY_CPU.name, words=("--live",), context=int(TINY_CPU.runtime["CONTEXT_LENGTH"])),
-)  # fmt: skip
+def _runs() -> tuple[Run, ...]:
+    """Read the table of runs: methods are folders, which this package does not know."""
+    rows = tomllib.loads(files(__package__).joinpath("runs.toml").read_text(encoding="utf-8"))["run"]
+    return tuple(
+        Run(
+            row["name"],
+            row["what"],
+            Path(row["script"]),
+            row["method"],
+            profile.name,
+            words=tuple(row.get("words", ())),
+            model=_model(row["model"]) if "model" in row else None,
+            context=int(profile.runtime.get("CONTEXT_LENGTH", Run.context)),
+        )
+        for row in rows
+        for profile in [PROFILES[row["profile"]]]
+    )
+
+
+RUNS = _runs()
 """The largest first."""
 
 
@@ -154,7 +170,17 @@ def plan_problems(run: Run, clone: Path, variables: Mapping[str, str]) -> list[s
     path = os.pathsep.join([str(clone), str(clone / "slime"), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, **variables, "PYTHONPATH": path}
     model = run.model.name.replace("Qwen", "qwen")
-    words = [sys.executable, "-m", "openclaw.launch", "--method", "combine", "--model", model, "--profile", run.profile]
+    words = [
+        sys.executable,
+        "-m",
+        "openclaw.launch",
+        "--method",
+        run.method,
+        "--model",
+        model,
+        "--profile",
+        run.profile,
+    ]
     try:
         done = _run([*words, "--dry-run"], clone, environment)
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -112,6 +112,7 @@ ELSEWHERE = {
     },
     "test_episodes.py": {b.OPEN_EPISODES, b.EPISODE_WAIT},
     "test_large_bodies.py": {b.LARGE_BODIES},
+    "test_window.py": {b.FORM_FIELDS},
     "test_pictures.py": {b.PICTURE_BYTES, b.PICTURE_PIXELS},
 }
 """Bounds that are reached by more than the fields of a body, with the tests of their refusals."""
@@ -149,6 +150,7 @@ INTERNAL = {
     "MAX_RESIDENT_KB",
     "MAX_TURNS",
     "MOST_ITEMS",
+    "MOST_SESSIONS",
     "MAX_UNKNOWN",
     "MAX_UNROLLED",
     "NOTICED_SECONDS",

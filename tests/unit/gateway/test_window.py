@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry
 
 from lab.testkit.engine import serve
 from lab.testkit.ledger_records import make_turn
+from openclaw.config.bounds import FORM_FIELDS
 from openclaw.gateway.app import create_app
 from openclaw.gateway.auth import Keyring
 from openclaw.gateway.log_in import HOURS, LogIns
@@ -163,6 +164,13 @@ async def test_a_wrong_key_shows_nothing(site: Site, key: str) -> None:
     assert site.views.asked == []
 
 
+async def test_a_form_has_few_fields(site: Site) -> None:
+    browser = await site.logged_in("alice")
+    form = {f"field-{n}": "x" for n in range(FORM_FIELDS.most + 1)}
+    answer = await browser.post("/window/feedback", data=form, headers=OWN)
+    assert (answer.status_code, answer.headers["x-limit"]) == (400, "form_fields")
+
+
 async def test_the_key_of_an_episode_opens_nothing(site: Site) -> None:
     async with httpx.AsyncClient(base_url=site.url, trust_env=False) as client:
         made = await client.post("/v1/episodes", json={"task": "t", "ttl_s": 60.0}, headers=as_key("alice"))
@@ -218,7 +226,7 @@ def httpx_response() -> Any:
 
 
 async def test_the_oldest_session_makes_room(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("openclaw.gateway.log_in.MOST", 2)
+    monkeypatch.setattr("openclaw.gateway.log_in.MOST_SESSIONS", 2)
     browsers = [await site.logged_in(name) for name in ("alice", "bob", "bob")]
     assert [(await each.get("/window/learning")).status_code for each in browsers] == [401, 200, 200]
 
