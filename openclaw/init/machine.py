@@ -76,7 +76,7 @@ def _model(name: str) -> KnownModel:
 
 def _runs() -> tuple[Run, ...]:
     """Read the table of runs: methods are folders, which this package does not know."""
-    rows = tomllib.loads(files(__package__).joinpath("runs.toml").read_text(encoding="utf-8"))["run"]
+    rows = tomllib.loads(files("openclaw.init").joinpath("runs.toml").read_text(encoding="utf-8"))["run"]
     return tuple(
         Run(
             row["name"],
