@@ -74,68 +74,44 @@ async def _call(work: Callable[[], Result]) -> Result:
         raise ApiError(409, str(error), code="not_possible") from error
 
 
-async def _forget(service: ChatService, adapters: OwnAdapters | None, person: str) -> dict[str, Any]:
-    """Delete all of a person; ``erased`` is false while another reader keeps old bytes on disk.
+class AdapterDesk:
+    """Answers for people's own adapters; every method raises ApiError: 403 for a child key, 404 where people share their weights."""
 
-    Raises:
-        ApiError: 507 if the disk is full, 409 if the run's adapters cannot be read.
-    """
-    had: list[bool] = []
+    def __init__(self, service: ChatService, adapters: OwnAdapters | None) -> None:
+        """Answer for ``adapters``; None if people share their weights."""
+        self._service = service
+        self._adapters = adapters
 
-    def with_adapter(adapters: OwnAdapters) -> Forgotten:
-        gone, adapter = adapters.forget(person)
-        had.append(adapter)
-        return gone
-
-    try:
-        rest = None if adapters is None else partial(with_adapter, adapters)
-        gone = await service.sessions.forget_person(person, rest)
-    except LedgerFullError as error:
-        raise disk_full(error) from error
-    except NotPossibleError as error:
-        raise ApiError(409, str(error), code="not_possible") from error
-    service.lessons.forget(person)
-    body = {"object": "person", "deleted": True, **asdict(gone), "adapter": any(had)}
-    return {**body, "erased": await service.sessions.erase()}
-
-
-def add_adapter_routes(app: FastAPI, service: ChatService, adapters: OwnAdapters | None) -> None:
-    """Add the routes; ``adapters``: None if people share their weights."""
-
-    def own(request: Request) -> tuple[str, OwnAdapters]:
-        person = person_of(client_of(request.scope))
-        if adapters is None:
+    def _own(self, client: Client) -> tuple[str, OwnAdapters]:
+        person = person_of(client)
+        if self._adapters is None:
             raise ApiError(
                 404,
                 "people share the weights of this server; its operator can set ADAPTERS=per-owner",
                 code="no_own_adapter",
             )
-        return person, adapters
+        return person, self._adapters
 
-    @app.get(ADAPTER_PATH)
-    async def adapter(request: Request) -> Response:
+    async def versions(self, client: Client) -> dict[str, Any]:
         """Return the versions of the client's own adapter, which serves, and what the gate decided."""
-        person, run = own(request)
-        return json_response(await _call(lambda: run.versions(person)))
+        person, run = self._own(client)
+        return await _call(lambda: run.versions(person))
 
-    @app.post(ROLLBACK_PATH)
-    async def rollback(request: Request) -> Response:
-        """Ask for an earlier version of the client's own adapter; the run goes back within seconds, after its step."""
-        person, run = own(request)
-        version = parse_body(RollbackRequest, take_body(request.scope), LESSON_BODY).to
+    async def roll_back(self, body: bytes, client: Client) -> dict[str, Any]:
+        """Ask for the version in a body; the run goes back within seconds, after its step."""
+        person, run = self._own(client)
+        version = parse_body(RollbackRequest, body, LESSON_BODY).to
         await _call(lambda: run.ask_rollback(person, version))
-        return json_response({"object": "adapter.rollback", "to": version, "asked": True})
+        return {"object": "adapter.rollback", "to": version, "asked": True}
 
-    @app.post(ACCEPT_PATH)
-    async def accept(request: Request) -> Response:
-        """Accept the change of opinion for which the gate refused updates of the client's own adapter; needs no body."""
-        person, run = own(request)
-        return json_response({"object": "adapter.accept", "samples": await _call(lambda: run.accept(person))})
+    async def accept(self, client: Client) -> dict[str, Any]:
+        """Accept the change of opinion for which the gate refused updates."""
+        person, run = self._own(client)
+        return {"object": "adapter.accept", "samples": await _call(lambda: run.accept(person))}
 
-    @app.get(EXPORT_PATH)
-    async def export(request: Request) -> Response:
-        """Return the version of the client's own adapter that serves, as a tar of PEFT's two files."""
-        person, run = own(request)
+    async def export(self, client: Client) -> Response:
+        """Return the version that serves, as a tar of PEFT's two files."""
+        person, run = self._own(client)
         found = await _call(lambda: run.export(person))
         headers = {
             "content-disposition": f'attachment; filename="adapter-{found.version}.tar"',
@@ -144,7 +120,56 @@ def add_adapter_routes(app: FastAPI, service: ChatService, adapters: OwnAdapters
         }
         return StreamingResponse(found.chunks, headers=headers, media_type=TAR)
 
+    async def forget(self, client: Client) -> dict[str, Any]:
+        """Delete all of the client's person; ``erased`` is false while another reader keeps old bytes on disk.
+
+        Raises:
+            ApiError: 507 if the disk is full, 409 if the run's adapters cannot be read.
+        """
+        person = person_of(client)
+        had: list[bool] = []
+
+        def with_adapter(adapters: OwnAdapters) -> Forgotten:
+            gone, adapter = adapters.forget(person)
+            had.append(adapter)
+            return gone
+
+        try:
+            rest = None if self._adapters is None else partial(with_adapter, self._adapters)
+            gone = await self._service.sessions.forget_person(person, rest)
+        except LedgerFullError as error:
+            raise disk_full(error) from error
+        except NotPossibleError as error:
+            raise ApiError(409, str(error), code="not_possible") from error
+        self._service.lessons.forget(person)
+        body = {"object": "person", "deleted": True, **asdict(gone), "adapter": any(had)}
+        return {**body, "erased": await self._service.sessions.erase()}
+
+
+def add_adapter_routes(app: FastAPI, desk: AdapterDesk) -> None:
+    """Add the routes."""
+
+    @app.get(ADAPTER_PATH)
+    async def adapter(request: Request) -> Response:
+        """Return the versions of the client's own adapter, which serves, and what the gate decided."""
+        return json_response(await desk.versions(client_of(request.scope)))
+
+    @app.post(ROLLBACK_PATH)
+    async def rollback(request: Request) -> Response:
+        """Ask for an earlier version of the client's own adapter; the run goes back within seconds, after its step."""
+        return json_response(await desk.roll_back(take_body(request.scope), client_of(request.scope)))
+
+    @app.post(ACCEPT_PATH)
+    async def accept(request: Request) -> Response:
+        """Accept the change of opinion for which the gate refused updates of the client's own adapter; needs no body."""
+        return json_response(await desk.accept(client_of(request.scope)))
+
+    @app.get(EXPORT_PATH)
+    async def export(request: Request) -> Response:
+        """Return the version of the client's own adapter that serves, as a tar of PEFT's two files."""
+        return await desk.export(client_of(request.scope))
+
     @app.delete(ME_PATH)
     async def forget_me(request: Request) -> Response:
         """Delete all data of the client's person: conversations, lessons, and an adapter of their own in all versions."""
-        return json_response(await _forget(service, adapters, person_of(client_of(request.scope))))
+        return json_response(await desk.forget(client_of(request.scope)))

@@ -31,7 +31,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from groundwork.exceptions import ConfigError
 from openclaw.config.bounds import BODY_MEMORY
-from openclaw.gateway.adapters import add_adapter_routes
+from openclaw.gateway.adapters import AdapterDesk, add_adapter_routes
 from openclaw.gateway.auth import EPISODE_KEY, Keyring, key_digest, sent_key
 from openclaw.gateway.chat import ChatService, Completions, count
 from openclaw.gateway.dialects import DIALECTS, RESPONSES, TEXT
@@ -231,12 +231,13 @@ def create_app(
     add_session_routes(app, service)
     add_response_routes(app, desk)
     add_lesson_routes(app, service.lessons)
-    add_adapter_routes(app, service, adapters)
+    own = AdapterDesk(service, adapters)
+    add_adapter_routes(app, own)
     add_episode_routes(app, service.episodes)
     add_model_routes(app, service)
     add_status_routes(app, service, registry, keyring, workers, has_window=views is not None)
     if views is not None and log_ins is not None:
-        add_window_routes(app, service, views, log_ins)
+        add_window_routes(app, service, own, views, log_ins)
     return app
 
 

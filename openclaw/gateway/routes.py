@@ -17,6 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 from html import escape
+from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
@@ -24,7 +25,7 @@ from starlette.datastructures import Headers
 from starlette.responses import HTMLResponse, RedirectResponse
 
 from groundwork.paused import paused, paused_people, waiting
-from openclaw.gateway.auth import Keyring
+from openclaw.gateway.auth import Client, Keyring
 from openclaw.gateway.chat import ChatService
 from openclaw.gateway.dialects import COUNT_TOKENS
 from openclaw.gateway.errors import ApiError, disk_full
@@ -52,13 +53,7 @@ def add_session_routes(app: FastAPI, service: ChatService) -> None:
     @app.delete("/v1/sessions/{session_id:path}")
     async def forget_session(session_id: str, request: Request) -> Response:
         """Delete all data of a session; ``erased`` is false while another reader keeps old bytes on disk."""
-        for stored in client_of(request.scope).meant(session_id):
-            with suppress(UnknownRecordError):
-                gone = await _forget(service, stored)
-                erased = await service.sessions.erase()
-                body = {"id": session_id, "object": "session", "deleted": True}
-                return json_response({**body, **asdict(gone), "erased": erased})
-        raise _unknown_session(session_id)
+        return json_response(await forget_meant(service, session_id, client_of(request.scope)))
 
     @app.post("/v1/feedback")
     async def feedback(request: Request) -> Response:
@@ -178,6 +173,20 @@ def add_status_routes(
         service.metrics.people_paused.set(len(paused_people(run_dir)) if run_dir else 0)
         service.metrics.training_waits.set(bool(run_dir and waiting(run_dir)))
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+
+async def forget_meant(service: ChatService, session_id: str, client: Client) -> dict[str, Any]:
+    """Delete all data of the session that a client means by an id; ``erased`` is false while another reader keeps old bytes.
+
+    Raises:
+        ApiError: 404 for a session that is unknown or not the client's, 507 if the disk is full.
+    """
+    for stored in client.meant(session_id):
+        with suppress(UnknownRecordError):
+            gone = await _forget(service, stored)
+            erased = await service.sessions.erase()
+            return {"id": session_id, "object": "session", "deleted": True, **asdict(gone), "erased": erased}
+    raise _unknown_session(session_id)
 
 
 async def _forget(service: ChatService, stored_id: str) -> Forgotten:

@@ -1,8 +1,9 @@
 """The window: pages on which people see what the model learned from them, and say what they think.
 
 ``GET /window/{view}`` is a page and ``GET /window/json/{view}`` its twin for programs; `openclaw.window` has the views.
-``POST /window/log_in`` and ``/window/log_out`` are for browsers (`openclaw.gateway.log_in`), ``POST /window/feedback`` takes a thumb,
-words or a corrected reply as ``POST /v1/feedback`` does.
+``POST /window/log_in`` and ``/window/log_out`` are for browsers (`openclaw.gateway.log_in`). The other forms change what routes of
+the API change: ``/window/feedback``, ``/window/lessons``, ``/window/adapter``, ``/window/forget``, ``/window/forget_conversation``, and for
+an admin ``/window/weights``. ``GET /window/export`` is a person's own adapter.
 
 Guarantees: a key sees what it owns and its children own, an admin key everything; any other id gets the 404 of an unknown one.
 Nothing is rendered or read in this process: another one does (`openclaw.runtime.window`), so that a page costs no reply its
@@ -12,7 +13,7 @@ again repeats nothing. Pages hold no script; the content policy forbids any. Sta
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from html import escape
 from urllib.parse import parse_qsl, urlencode
 
@@ -21,14 +22,17 @@ from fastapi import FastAPI, Request, Response
 from starlette.responses import HTMLResponse, RedirectResponse
 
 from openclaw.config.bounds import FORM_FIELDS
+from openclaw.gateway.adapters import AdapterDesk
 from openclaw.gateway.auth import Client
 from openclaw.gateway.chat import ChatService
 from openclaw.gateway.errors import LIMIT_HEADER, ApiError, bad_request
 from openclaw.gateway.guard import WINDOW_FEEDBACK, client_of
+from openclaw.gateway.lessons import LessonDesk
 from openclaw.gateway.limits import take_body
 from openclaw.gateway.log_in import HEADERS, LOG_IN, LOG_OUT, STYLE, WINDOW, LogIns, log_in_page
+from openclaw.gateway.routes import forget_meant
 from openclaw.gateway.turns import parse_feedback
-from openclaw.gateway.window_views import Asked, Form, UnknownViewError, Views
+from openclaw.gateway.window_views import Asked, ChangeError, Form, UnknownViewError, Views
 from openclaw.owners import root
 
 FIRST_VIEW = "learning"
@@ -77,8 +81,57 @@ def _problem(error: ApiError) -> Response:
     )
 
 
-def add_window_routes(app: FastAPI, service: ChatService, views: Views, log_ins: LogIns) -> None:
-    """Add the routes."""
+LESSON_CHANGES: Mapping[str, Mapping[str, bool]] = {
+    "on": {"on": True},
+    "off": {"on": False},
+    "pin": {"pinned": True},
+    "unpin": {"pinned": False},
+}
+"""What the buttons of a lesson change, as ``PATCH /v1/lessons/{id}`` takes it."""
+
+
+async def change_lessons(desk: LessonDesk, fields: Mapping[str, str], client: Client) -> str:
+    """Change a person's lessons as a form says, and return what the page then tells.
+
+    Raises:
+        ApiError: as the routes of lessons do.
+    """
+    do, lesson = fields.get("do", ""), fields.get("id", "")
+    words = orjson.dumps({"text": fields.get("text", "").strip()})
+    if do == "add":
+        await desk.add(words, client)
+    elif do == "edit":
+        await desk.change(lesson, words, client)
+    elif do == "mode":
+        await desk.choose(orjson.dumps({"lessons": fields.get("lessons", "")}), client)
+    elif do == "remove":
+        await desk.remove(lesson, client)
+        return "removed"
+    else:
+        await desk.change(lesson, orjson.dumps(LESSON_CHANGES.get(do, {})), client)
+    return "saved"
+
+
+async def change_weights(views: Views, fields: Mapping[str, str], client: Client) -> str:
+    """Go back, or accept a change, for the weights that all share; return what the page then tells.
+
+    Raises:
+        ApiError: 403 for a key that is no admin's, 409 for what is not possible.
+    """
+    if not client.admin:
+        raise ApiError(403, "all share these weights; an admin key decides about them", code="admin_key_required")
+    try:
+        if fields.get("do") == "accept":
+            await views.accept()
+            return "accepted"
+        await views.roll_back(fields.get("to", ""))
+    except ChangeError as error:
+        raise ApiError(409, str(error), code="not_possible") from error
+    return "asked"
+
+
+def add_window_routes(app: FastAPI, service: ChatService, own: AdapterDesk, views: Views, log_ins: LogIns) -> None:
+    """Add the routes; ``own``: answers for people's own adapters."""
 
     def asked(view: str, form: Form, request: Request, client: Client) -> Asked:
         owner = None if client.admin else client.owner
@@ -135,6 +188,41 @@ def add_window_routes(app: FastAPI, service: ChatService, views: Views, log_ins:
             parse_feedback(orjson.dumps({"response_id": turn, **fields})), client_of(request.scope)
         )
         return to_view("turn", id=turn, said="counts" if answer["applied"] else str(answer["reason"]))
+
+    @route(f"{WINDOW}/lessons", "POST")
+    async def lessons(request: Request) -> Response:
+        return to_view("mine", said=await change_lessons(service.lessons, fields_of(request), client_of(request.scope)))
+
+    @route(f"{WINDOW}/adapter", "POST")
+    async def adapter(request: Request) -> Response:
+        fields, client = fields_of(request), client_of(request.scope)
+        if fields.get("do") == "accept":
+            await own.accept(client)
+            return to_view("mine", said="accepted")
+        await own.roll_back(orjson.dumps({"to": fields.get("to", "")}), client)
+        return to_view("mine", said="asked")
+
+    @route(f"{WINDOW}/export", "GET")
+    async def export(request: Request) -> Response:
+        response = await own.export(client_of(request.scope))
+        response.headers.update(HEADERS)
+        return response
+
+    @route(f"{WINDOW}/weights", "POST")
+    async def weights(request: Request) -> Response:
+        return to_view("learning", said=await change_weights(views, fields_of(request), client_of(request.scope)))
+
+    @route(f"{WINDOW}/forget", "POST")
+    async def forget(request: Request) -> Response:
+        if fields_of(request).get("sure") != "yes":
+            raise bad_request("tick that you are sure, then everything of yours is deleted", param="sure")
+        await own.forget(client_of(request.scope))
+        return to_view("mine", said="forgotten")
+
+    @route(f"{WINDOW}/forget_conversation", "POST")
+    async def forget_conversation(request: Request) -> Response:
+        await forget_meant(service, fields_of(request).get("id", ""), client_of(request.scope))
+        return to_view("conversations")
 
     @route(f"{WINDOW}/json/{{view}}", "GET")
     async def twin(request: Request) -> Response:

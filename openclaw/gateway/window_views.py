@@ -17,6 +17,10 @@ class UnknownViewError(OpenClawError):
     """There is no such view, or it has nothing of that name for whoever asks; the text says what to do."""
 
 
+class ChangeError(OpenClawError):
+    """The run cannot do what an admin asks; the text says why."""
+
+
 class Asked(NamedTuple):
     """A look through the window.
 
@@ -44,6 +48,14 @@ class Views(Protocol):
 
     async def show(self, asked: Asked) -> bytes:
         """Return a page, or JSON; raise UnknownViewError."""
+        ...
+
+    async def roll_back(self, version: str) -> None:
+        """Let the run go back to a version of the weights that all share; raise ChangeError."""
+        ...
+
+    async def accept(self) -> None:
+        """Accept what the gate refused of the weights that all share; raise ChangeError."""
         ...
 
     async def style(self) -> bytes:

@@ -123,6 +123,10 @@ class Lessons:
         rows = self._database.rows(f"{_EVIDENCE} WHERE person = ? ORDER BY changed_at, rowid", (person,))
         return [self._measured(_lesson(row)) for row in rows]
 
+    def people(self) -> list[str]:
+        """Return the people who have lessons, by name."""
+        return [row["person"] for row in self._database.rows("SELECT DISTINCT person FROM lessons ORDER BY person")]
+
     def served(self, person: str) -> list[Lesson]:
         """Return the lessons that a person's requests may carry, the latest changed last, without their evidence."""
         states = ", ".join(f"'{state}'" for state in SERVED_STATES)

@@ -58,6 +58,14 @@ class WindowProcess:
         """
         return await self._ask(lambda channel: channel.ask("show", asked))
 
+    async def roll_back(self, version: str) -> None:
+        """Let the run go back to a version of the weights that all share."""
+        await self._ask(lambda channel: channel.ask("roll_back", version))
+
+    async def accept(self) -> None:
+        """Accept what the gate refused of the weights that all share."""
+        await self._ask(lambda channel: channel.ask("accept"))
+
     async def style(self) -> bytes:
         """Return the style sheet."""
         return await self._ask(lambda channel: channel.ask("style"))

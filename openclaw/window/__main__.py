@@ -1,6 +1,6 @@
 """The window's process: ``python -m openclaw.window DESCRIPTOR LEDGER RUN_DIR``, which only `openclaw.runtime.window` starts.
 
-Guarantees: it reads the ledger and never writes it. It ends when its channel does. Looks run in threads, one at a time where they
+Guarantees: its looks read the ledger and never write it; what an admin asks of the run is written as its commands write it. It ends when its channel does. Looks run in threads, one at a time where they
 read the ledger, and at a low priority, so that replies come first.
 """
 
@@ -27,7 +27,15 @@ async def answer(window: Window, descriptor: int) -> None:
     async def show(asked: Asked) -> bytes:
         return await asyncio.to_thread(window.show, asked)
 
-    channel = Channel({"show": show, "style": style}, over.set)
+    async def roll_back(version: str) -> bytes:
+        await asyncio.to_thread(window.roll_back, version)
+        return b""
+
+    async def accept() -> bytes:
+        await asyncio.to_thread(window.accept)
+        return b""
+
+    channel = Channel({"show": show, "style": style, "roll_back": roll_back, "accept": accept}, over.set)
     await channel.open(socket.socket(fileno=descriptor))
     await over.wait()
 

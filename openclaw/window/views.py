@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,14 +19,20 @@ from typing import Any, NamedTuple
 import orjson
 
 from groundwork.chat_messages import Message
+from groundwork.paused import waiting
 from openclaw.config.runtime_variables import RuntimeVariables
+from openclaw.doctor.diagnose import diagnose
+from openclaw.gate.rollback import why_not
 from openclaw.gate.versions import Version, versions_of
-from openclaw.gateway.window_views import Asked, UnknownViewError
+from openclaw.gate.versions import open_run as open_gated
+from openclaw.gateway.window_views import Asked, ChangeError, UnknownViewError
+from openclaw.ledger.decisions import DecisionRecord
 from openclaw.ledger.exceptions import UnknownRecordError
 from openclaw.ledger.records import Feedback
 from openclaw.ledger.schema import VALID_SAMPLE_TRANSITIONS
 from openclaw.ledger.store import Ledger
 from openclaw.ledger.views import Conversation, SampleRecord, TurnRecord, belongs
+from openclaw.lessons.lesson import MODES, Lesson
 from openclaw.messages.preview import preview
 from openclaw.messages.text import clip_middle, content_text, next_state_text, response_text
 from openclaw.owners import root, split_id
@@ -33,12 +40,12 @@ from openclaw.report.build import ANSWERS, facts_of, liked_chart, metric_charts,
 from openclaw.report.svg import draw
 from openclaw.runs.evidence import FROM_LOGS, Evidence, evidence_of, updates_in
 from openclaw.runs.folder import RunFolder, open_run, run_at
-from openclaw.runs.metrics_file import read_series
+from openclaw.runs.metrics_file import Series, read_series
 from openclaw.runs.outcome import outcome
-from openclaw.runtime.adapters import accepted_versions
+from openclaw.runtime.adapters import RunAdapters, accepted_versions
 from openclaw.window.pages import render
 from slime.checkpoints.versions import saved_versions
-from slime.updates.rollback import asked_rollbacks
+from slime.updates.rollback import ask_rollback, asked_rollbacks
 
 PAGE = 20
 TEXT = 4000
@@ -46,6 +53,8 @@ TEXT = 4000
 STORY = 100_000
 """Longest part of a message on the page of one turn."""
 ANSWER = 1000
+RECENT = 200
+"""Certificates among which the red ones come first."""
 PREVIEW = 160
 SHADES = 9
 """Of an advantage, for each sign."""
@@ -70,6 +79,7 @@ class Window:
         self.run = run
         self.ledger = ledger
         self.variables = RuntimeVariables.from_env(run.settings or {})
+        self._metrics: tuple[object, Mapping[str, Series]] = (None, {})
         self._torch = threading.Lock()
         self._tokenizer: Any = None
 
@@ -93,6 +103,41 @@ class Window:
         drawn = {"charts": [(chart, draw(chart)) for chart in found["charts"]]} if "charts" in found else {}
         return render(asked, menu, view.template, {"title": view.title} | found | drawn)
 
+    def roll_back(self, version: str) -> None:
+        """Ask the run for an earlier version of the weights that all share, as ``openclaw-rl rollback`` does.
+
+        Raises:
+            ChangeError: it has none of that name.
+        """
+        if self.run.folder is None:
+            raise ChangeError("this server belongs to no run, so it has one version of the weights")
+        if problem := why_not(open_gated(self.run.folder), version, None):
+            raise ChangeError(problem)
+        ask_rollback(self.run.folder, version)
+
+    def accept(self) -> None:
+        """Accept what the gate refused of the weights that all share, as ``openclaw-rl accept`` does.
+
+        Raises:
+            ChangeError: nothing is offered.
+        """
+        with closing(Ledger(self.run.ledger_path)) as ledger:
+            flags = ledger.decisions.accept_flags()
+            if ledger.decisions.accept_refused(self.variables.gate_offer) is None and flags is None:
+                raise ChangeError("nothing to accept: the gate did not refuse enough updates in a row")
+
+    def _series(self) -> Mapping[str, Series]:
+        """Return the series of the charts, read again when the metrics file has changed."""
+        try:
+            stat = self.run.metrics_path.stat()
+        except OSError:
+            return {}
+        mark, series = self._metrics
+        if mark != (now := (stat.st_mtime_ns, stat.st_size, stat.st_ino)):
+            series = read_series(self.run.metrics_path, _wanted)
+            self._metrics = (now, series)
+        return series
+
     def learning(self, asked: Asked) -> Found:
         """Is it learning? Liked first replies by version, evaluations, and what the gate decided."""
         scored = [
@@ -105,9 +150,7 @@ class Window:
         start = _number(asked.words.get("after"), 0)
         charts = [chart for chart in (liked_chart(evidence),) if chart]
         if asked.owner is None:
-            charts += [
-                each for each in metric_charts(read_series(self.run.metrics_path, wanted)) if each.title in LEARNING
-            ]
+            charts += [each for each in metric_charts(self._series()) if each.title in LEARNING]
         return {
             "answer": ANSWERS[evidence.verdict],
             "verdict": evidence.verdict,
@@ -116,6 +159,8 @@ class Window:
             "charts": charts,
             "versions": [_version(row, asked) for row in rows[start : start + PAGE]],
             "next": start + PAGE if len(rows) > start + PAGE else None,
+            "may_decide": asked.owner is None and self.run.folder is not None,
+            "said": DONE.get(asked.words.get("said") or ""),
             "offer": self._offer(asked),
             "asked_rollback": self._asked_rollback(asked),
         }
@@ -130,7 +175,7 @@ class Window:
         def kept(whose: str) -> list[str]:
             return [] if folder is None else [str(each.number) for each in accepted_versions(folder, whose)]
 
-        rows = versions_of(self.ledger, saved, person, kept)
+        rows = [] if _is_child(asked) else versions_of(self.ledger, saved, person, kept)
         if person is not None and not rows:  # everybody's weights: that they changed is no secret, why they did is
             rows = [
                 replace(
@@ -142,12 +187,14 @@ class Window:
         return rows[::-1]
 
     def _offer(self, asked: Asked) -> str | None:
+        if _is_child(asked):
+            return None
         person = None if asked.owner is None else root(asked.owner)
         offer = self.ledger.decisions.offer(self.variables.gate_offer, person)
         return None if offer is None else str(offer)
 
     def _asked_rollback(self, asked: Asked) -> str | None:
-        if self.run.folder is None:
+        if self.run.folder is None or _is_child(asked):
             return None
         person = None if asked.owner is None else root(asked.owner)
         notes = [note for note in asked_rollbacks(self.run.folder) if note.person == person]
@@ -195,6 +242,56 @@ class Window:
             "samples": [self._sample(sample) for sample in record.samples],
             "feedback": [_feedback(each) for each in self.ledger.feedback.of(record.turn.id)],
             "said": None if said is None else SAID.get(said, SAID["kept"]),
+        }
+
+    def health(self, asked: Asked) -> Found:
+        """Is it healthy? The certificates of updates, red ones first, and what holds the training back."""
+        of_person = [] if asked.owner is None else [root(asked.owner)]
+        decisions = self.ledger.decisions.all(
+            f"AND certificate IS NOT NULL {'AND person IS ?' if of_person else ''} ORDER BY number DESC LIMIT ?",
+            (*of_person, 0 if _is_child(asked) else RECENT),
+        )
+        rows = [_certificate(each, asked) for each in decisions]
+        newest = rows[0] if rows else None
+        rows.sort(key=lambda row: row["verdict"] != "red")
+        start = _number(asked.words.get("after"), 0)
+        folder = self.run.folder
+        people = self.run.people_paused
+        own = people if asked.owner is None else {who: note for who, note in people.items() if who == asked.owner}
+        error = self.ledger.views.judge_error() if asked.owner is None else None
+        findings = diagnose(self.run) if asked.owner is None and asked.words.get("doctor") else None
+        return {
+            "newest": newest,
+            "certifies": self.variables.gate_certificate,
+            "paused": None if self.run.paused is None else str(self.run.paused),
+            "people_paused": [str(note) for note in own.values()],
+            "waiting": None if folder is None else waiting(folder),
+            "judge_error": None if error is None else str(error),
+            "certificates": rows[start : start + PAGE],
+            "next": start + PAGE if len(rows) > start + PAGE else None,
+            "findings": None if findings is None else [finding.to_dict() for finding in findings],
+        }
+
+    def mine(self, asked: Asked) -> Found:
+        """Show a person's lessons, what they are worth, and the person's own adapter."""
+        lessons, folder = self.ledger.lessons, self.run.folder
+        person = asked.person
+        if asked.owner is None and "person" in asked.words:
+            person = asked.words["person"]
+        adapters = None
+        if folder is not None and self.variables.adapter_per_person and not _is_child(asked):
+            adapters = RunAdapters(self.ledger, folder, self.variables.gate_offer)
+        said = asked.words.get("said")
+        return {
+            "person": person,
+            "is_own": person == asked.person,
+            "is_child": _is_child(asked),
+            "mode": lessons.mode(person, self.variables.lessons),
+            "modes": list(MODES),
+            "lessons": [_lesson(each) for each in reversed(lessons.of(person))],
+            "others": [] if asked.owner is not None else [each for each in lessons.people() if each != person],
+            "adapter": None if adapters is None else adapters.versions(person),
+            "said": DONE.get(said or ""),
         }
 
     def _turn(self, record: TurnRecord, most: int) -> Found:
@@ -276,6 +373,7 @@ class Window:
         }
 
 
+STEP_SECONDS = "perf/actor_train_time"
 LEARNING = ("Evaluation sets", "Reward")
 """Charts of the metrics file that say whether it learns."""
 SAID = {
@@ -286,12 +384,26 @@ SAID = {
     "kept": "Thank you. It is kept, but this turn is not trained.",
 }
 """What a person reads after feedback, by the answer of ``POST /v1/feedback``."""
+DONE = {
+    "saved": "Saved. The next request has it.",
+    "removed": "Deleted.",
+    "asked": "Asked for. The run does it within seconds, after its step.",
+    "accepted": "Accepted. What was refused is trained after all.",
+    "forgotten": "Everything of yours is deleted.",
+}
+"""What a person reads after a change."""
 VIEWS: Mapping[str, View] = {
     "learning": View("Is it learning?", Window.learning, "learning"),
+    "health": View("Is it healthy?", Window.health, "health"),
     "conversations": View("Conversations", Window.conversations, "conversations"),
+    "mine": View("Lessons and adapter", Window.mine, "mine"),
     "conversation": View("A conversation", Window.conversation, "conversation", in_menu=False),
     "turn": View("A turn", Window.turn, "turn", in_menu=False),
 }
+
+
+def _wanted(name: str) -> bool:
+    return wanted(name) or name == STEP_SECONDS
 
 
 def open_window(ledger: str, run_dir: str | None) -> Window:
@@ -300,6 +412,11 @@ def open_window(ledger: str, run_dir: str | None) -> Window:
     opened = run.open_ledger()
     opened.database.only_read()
     return Window(run, opened)
+
+
+def _is_child(asked: Asked) -> bool:
+    """Return whether a child key asks: what its parent's conversations have taught is not its own."""
+    return asked.owner is not None and asked.owner != asked.person
 
 
 def _number(text: str | None, default: int) -> int:
@@ -331,6 +448,27 @@ def _version(row: Version, asked: Asked) -> Found:
     if asked.owner is not None:
         del values["person"]
     return values
+
+
+def _certificate(decision: DecisionRecord, asked: Asked) -> Found:
+    certificate = decision.certificate or {}
+    row = {
+        "rollout_id": decision.rollout_id,
+        "version": decision.weight_version,
+        "accepted": decision.kind == "step",
+        "decided_at": decision.decided_at,
+        "verdict": certificate["verdict"],
+        "causes": certificate["causes"],
+        "lines": certificate["lines"],
+    }
+    return row if asked.owner is not None else row | {"person": decision.person}
+
+
+def _lesson(lesson: Lesson) -> Found:
+    values = asdict(lesson)
+    del values["person"]
+    measure = None if lesson.measure is None else str(lesson.measure)
+    return {**values, "measure": measure, "confirmed": lesson.is_confirmed, "is_on": lesson.is_served}
 
 
 def _named(session: str, asked: Asked) -> Found:

@@ -26,6 +26,7 @@ from slime.updates.rollback import asked_rollbacks
 from slime.weight_sync import people
 from tests.unit.gateway.conftest import Stack, Starter
 from tests.unit.gateway.test_lessons import KEYS, as_key
+from tests.unit.gateway.test_window import Echo
 
 ALICE, BOB = "alice", "bob"
 ADAPTER = "/v1/me/adapter"
@@ -203,3 +204,23 @@ async def test_a_book_that_cannot_be_read_is_told_without_its_path(world: World,
     assert answer.status_code == 409
     assert "its log tells the operator what to do" in answer.text
     assert str(run) not in answer.text
+
+
+async def test_the_window_asks_for_the_same(world: World) -> None:
+    stack, _, run = world
+    own = RunAdapters(stack.ledger, run, fewest=3)
+    app = create_app(stack.service, CollectorRegistry(), adapters=own, views=Echo())
+    async with serve(app) as url, httpx.AsyncClient(base_url=url, trust_env=False) as http:
+        for name, form, status in (
+            (ALICE, {"do": "rollback", "to": "1"}, 303),
+            (ALICE, {"do": "rollback", "to": "7"}, 409),
+            (ALICE, {"do": "accept"}, 409),
+            (f"{ALICE}/phone", {"do": "rollback", "to": "1"}, 403),
+            (BOB, {"do": "accept"}, 303),
+        ):
+            answer = await http.post("/window/adapter", data=form, headers=as_key(name))
+            assert answer.status_code == status, (name, form)
+        assert [(note.version, note.person) for note in asked_rollbacks(run)] == [("1", ALICE)]
+        exported = await http.get("/window/export", headers=as_key(ALICE))
+        assert (exported.headers["content-type"], exported.headers["x-weight-version"]) == ("application/x-tar", "2")
+        assert exported.headers["content-security-policy"].startswith("default-src 'none'")

@@ -21,7 +21,7 @@ from openclaw.config.bounds import FORM_FIELDS
 from openclaw.gateway.app import create_app
 from openclaw.gateway.auth import Keyring
 from openclaw.gateway.log_in import HOURS, LogIns
-from openclaw.gateway.window_views import Asked, UnknownViewError
+from openclaw.gateway.window_views import Asked, ChangeError, UnknownViewError
 from openclaw.owners import stored_id
 from openclaw.runtime.window import WindowProcess
 from tests.unit.gateway.conftest import Stack, Starter
@@ -38,6 +38,7 @@ class Echo:
 
     def __init__(self) -> None:
         self.asked: list[Asked] = []
+        self.changes: list[str] = []
 
     async def show(self, asked: Asked) -> bytes:
         if asked.view == "nothing":
@@ -47,6 +48,14 @@ class Echo:
 
     async def style(self) -> bytes:
         return b"body{}"
+
+    async def roll_back(self, version: str) -> None:
+        if version != "1":
+            raise ChangeError(f"no checkpoint of version {version}")
+        self.changes.append(version)
+
+    async def accept(self) -> None:
+        self.changes.append("accept")
 
     async def close(self) -> None:
         """Hold nothing."""
@@ -387,3 +396,71 @@ async def test_the_process_ends_when_nobody_looks(start: Starter) -> None:
     assert await asyncio.to_thread(child.wait, 60.0) is not None
     assert views.pid is None
     await views.close()
+
+
+async def changed(browser: httpx.AsyncClient, path: str, **fields: str) -> tuple[int, str]:
+    """Return the status of a form, and what the next page says."""
+    answer = await browser.post(f"/window/{path}", data=fields, headers=OWN)
+    said = parse_qs(urlsplit(answer.headers.get("location", "")).query).get("said", [""])[0]
+    return answer.status_code, said
+
+
+async def test_lessons_are_changed_by_their_person(site: Site) -> None:
+    alice, bob = await site.logged_in("alice"), await site.logged_in("bob")
+    of = site.stack.ledger.lessons.of
+    assert await changed(alice, "lessons", do="add", text=" Keep answers short. ") == (303, "saved")
+    [lesson] = of("alice")
+    assert (lesson.text, of("bob")) == ("Keep answers short.", [])
+    for fields, holds in (
+        ({"do": "pin"}, lambda now: now.pinned),
+        ({"do": "unpin"}, lambda now: not now.pinned),
+        ({"do": "off"}, lambda now: now.reason == "off"),
+        ({"do": "on"}, lambda now: now.is_served),
+        ({"do": "edit", "text": "Write plain prose."}, lambda now: now.text == "Write plain prose."),
+    ):
+        assert (await changed(bob, "lessons", id=lesson.id, **fields))[0] == 404
+        assert await changed(alice, "lessons", id=lesson.id, **fields) == (303, "saved")
+        assert holds(of("alice")[0]), fields
+    assert await changed(alice, "lessons", do="mode", lessons="confirm") == (303, "saved")
+    assert site.stack.ledger.lessons.mode("alice", "off") == "confirm"
+    for fields in ({"do": "x", "id": lesson.id}, {"do": "mode", "lessons": "x"}, {"do": "add", "text": "http://a.b"}):
+        assert (await changed(alice, "lessons", **fields))[0] == 400
+    assert await changed(alice, "lessons", do="remove", id=lesson.id) == (303, "removed")
+    assert of("alice") == []
+
+
+async def test_only_an_admin_decides_about_weights_that_all_share(site: Site) -> None:
+    alice, root = await site.logged_in("alice"), await site.logged_in("root (admin)")
+    for fields in ({"do": "rollback", "to": "1"}, {"do": "accept"}):
+        assert (await changed(alice, "weights", **fields))[0] == 403
+    assert site.views.changes == []
+    assert await changed(root, "weights", do="rollback", to="1") == (303, "asked")
+    assert await changed(root, "weights", do="accept") == (303, "accepted")
+    assert (await changed(root, "weights", do="rollback", to="9"))[0] == 409
+    assert site.views.changes == ["1", "accept"]
+
+
+async def test_what_is_forgotten_is_ones_own(site: Site) -> None:
+    for owner in ("alice", "bob"):
+        record(site.stack, owner, f"turn-{owner}")
+        site.stack.ledger.turns.record(make_turn(f"other-{owner}", session_id=stored_id(owner, "other")))
+    alice = await site.logged_in("alice")
+
+    def turns() -> set[str]:
+        return {turn.id for turn in site.stack.turns()}
+
+    assert (await changed(alice, "forget_conversation", id="@bob:s"))[0] == 404
+    assert (await changed(alice, "forget_conversation", id="@alice:s"))[0] == 303
+    assert turns() == {"other-alice", "turn-bob", "other-bob"}
+    assert (await changed(alice, "forget"))[0] == 400
+    assert "other-alice" in turns()
+    assert await changed(alice, "forget", sure="yes") == (303, "forgotten")
+    assert turns() == {"turn-bob", "other-bob"}
+    child = await site.logged_in("alice/phone")
+    assert (await changed(child, "forget", sure="yes"))[0] == 403
+
+
+async def test_without_adapters_of_their_own_people_get_none(site: Site) -> None:
+    alice = await site.logged_in("alice")
+    assert (await changed(alice, "adapter", do="rollback", to="1"))[0] == 404
+    assert (await alice.get("/window/export")).status_code == 404

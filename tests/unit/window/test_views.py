@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
 
-from openclaw.gateway.window_views import Asked, Form, UnknownViewError
+from groundwork.paused import pause
+from openclaw.config.runtime_variables import GateVariables
+from openclaw.gate.certificate import Facts, certify
+from openclaw.gateway.window_views import Asked, ChangeError, Form, UnknownViewError
 from openclaw.ledger.records import Feedback, VersionSpan, Vote
 from openclaw.owners import LOCAL, root, stored_id
 from openclaw.runs.folder import open_run
@@ -247,3 +251,93 @@ def test_a_ledger_elsewhere_is_read_with_the_runs_arguments(run: MadeRun, tmp_pa
     finally:
         window.ledger.close()
     assert open_run(elsewhere / "mine.sqlite").arguments == {}
+
+
+RED = certify(Facts(loss_tokens=0.0), GateVariables()).to_dict()
+GREEN = certify(Facts(loss_tokens=9.0), GateVariables()).to_dict()
+
+
+def test_red_certificates_come_first_with_their_cause(run: MadeRun, window_of: Look) -> None:
+    run.ledger.decisions.record(0, "refused", "1", "no loss", certificate=RED)
+    run.ledger.decisions.record(1, "step", "1", "fine", certificate=GREEN)
+    run.ledger.decisions.record(2, "refused", "2", "no loss", certificate=RED, person="bob")
+    window = window_of(run)
+    found = look(window, "health")
+    assert [(row["rollout_id"], row["verdict"]) for row in found["certificates"]] == [
+        (2, "red"),
+        (0, "red"),
+        (1, "green"),
+    ]
+    assert found["newest"]["causes"] == RED["causes"]
+    page = look(window, "health", form="page")
+    assert "does not serve: no token had a loss" in page
+    own = look(window, "health", "bob")
+    assert [row["rollout_id"] for row in own["certificates"]] == [2]
+    for owner in ("alice", "bob/phone"):
+        assert look(window, "health", owner)["certificates"] == []
+    assert found["findings"] is None
+
+
+def test_health_says_what_holds_the_training_back(run: MadeRun, window_of: Look) -> None:
+    run.ledger.judging.postpone(run.react(run.turn()), "the judge is away", run.now)
+    window = window_of(run)
+    pause(run.folder, 3, "the KL is too large")
+    pause(run.folder, 3, "bob is loud", "bob")
+    found = look(window, "health", doctor="1")
+    assert "the KL is too large" in found["paused"]
+    assert "the judge is away" in found["judge_error"]
+    assert len(found["people_paused"]) == 1
+    assert {"paused", "person_paused"} <= {finding["name"] for finding in found["findings"]}
+    assert "openclaw-rl resume" in look(window, "health", form="page", doctor="1")
+    alice, bob = (look(window, "health", owner, doctor="1") for owner in ("alice", "bob"))
+    assert (alice["people_paused"], alice["judge_error"], alice["findings"]) == ([], None, None)
+    assert "bob is loud" in bob["people_paused"][0]
+
+
+def test_lessons_are_their_persons(run: MadeRun, window_of: Look) -> None:
+    for person in ("alice", "bob"):
+        run.ledger.lessons.add(person, f"Greet {person}.")
+    window = window_of(run)
+    found = look(window, "mine", "alice")
+    assert ([each["text"] for each in found["lessons"]], found["others"]) == (["Greet alice."], [])
+    assert [each["text"] for each in look(window, "mine", "alice", person="bob")["lessons"]] == ["Greet alice."]
+    assert [each["text"] for each in look(window, "mine", "alice/phone")["lessons"]] == ["Greet alice."]
+    admin = look(window, "mine", person="bob")
+    assert ([each["text"] for each in admin["lessons"]], admin["is_own"]) == (["Greet bob."], False)
+    assert look(window, "mine")["others"] == ["alice", "bob"]
+    assert "<textarea" not in look(window, "mine", form="page", person="bob")
+    own = look(window, "mine", "alice", "page")
+    assert 'value="on"' not in own
+    assert 'value="off">Switch off' in own
+    assert "Delete everything of mine" in own
+    assert "Delete everything of mine" not in look(window, "mine", "alice/phone", "page")
+
+
+def test_a_persons_adapter_is_shown_to_the_person(run: MadeRun, window_of: Look) -> None:
+    run.ledger.decisions.record(0, "refused", "1", "worse", person="alice", certificate=RED)
+    window = window_of(run)
+    assert look(window, "mine", "alice")["adapter"] is None, "people share their weights"
+    window.variables = replace(window.variables, adapter_per_person=True)
+    adapter = look(window, "mine", "alice")["adapter"]
+    assert (adapter["serving"], adapter["decisions"][0]["causes"]) == ("0", RED["causes"])
+    assert look(window, "mine", "bob")["adapter"]["decisions"] == []
+    assert look(window, "mine", "alice/phone")["adapter"] is None
+    assert "no token had a loss" in look(window, "mine", "alice", "page")
+
+
+def test_an_admin_goes_back_and_accepts_as_the_commands_do(run: MadeRun, window_of: Look) -> None:
+    run.ledger.decisions.record(0, "step", "1", "fine")
+    for batch in (1, 2, 3):
+        run.talk(1)
+        run.ledger.samples.claim(batch, 1)
+        run.ledger.decisions.record(batch, "refused", "2", "worse for earlier opinions", by_margin=True)
+        run.ledger.decisions.quarantine(batch)
+    window = window_of(run)
+    assert 'value="accept"' in look(window, "learning", form="page")
+    assert 'value="accept"' not in look(window, "learning", "alice", "page")
+    with pytest.raises(ChangeError, match="no checkpoint of version 7"):
+        window.roll_back("7")
+    window.accept()
+    assert look(window, "learning")["offer"] is None
+    with pytest.raises(ChangeError, match="nothing to accept"):
+        window.accept()
