@@ -90,6 +90,8 @@ class RuntimeConfig(RuntimeVariables):
         for name, url in (("OPENCLAW_POLICY_URL", self.policy_url), ("OPENCLAW_JUDGE_URL", self.judge_url)):
             if url and not url.startswith(("http://", "https://")):
                 raise ConfigError(f"{name}={url!r} is not an HTTP URL; write http://HOST:PORT")
+        if self.alert_webhook and not self.alert_webhook.startswith(("http://", "https://")):
+            raise ConfigError("OPENCLAW_ALERT_WEBHOOK is no HTTP address; write one such as https://HOST/PATH")
         if (self.reasoning_parser == "generic") != (self.reasoning_tags is not None):
             raise ConfigError(
                 "REASONING_PARSER=generic and OPENCLAW_REASONING_TAGS='<think> </think>' need each other; set both or none"

@@ -509,6 +509,12 @@ class RuntimeVariables(GateVariables):
     opd_teacher_lp_max_concurrency: int = variable(
         "OPENCLAW_OPD_TEACHER_LP_MAX_CONCURRENCY", 4, "most turns scored by the teacher at a time", minimum=1
     )
+    alert_webhook: str | None = variable(
+        "OPENCLAW_ALERT_WEBHOOK",
+        None,
+        "address that gets a line when training is paused, an update is refused, the disk is nearly full, or an engine died",
+        secret=True,
+    )
     log_level: str = variable(
         "ROLLOUT_LOG_LEVEL", "INFO", "log level of the runtime", choices=("DEBUG", "INFO", "WARNING", "ERROR")
     )

@@ -322,6 +322,7 @@ class Gate:
             seconds += time.monotonic() - certified
         why = patiently(lambda: self._why(rollout_id, finding, policies, flags, person))
         metrics = {**finding.metrics, "gate/seconds": time.monotonic() - started, "gate/certificate_seconds": seconds}
+        metrics["gate/certificate_red"] = float(certificate.is_red)
         decision = Decision(finding.accepted, why, metrics)
         recorded = patiently(
             lambda: self._record(

@@ -56,6 +56,7 @@ GATE = (
     Metric("gate/tasks_candidate", "share", "Verified tasks that the update solves"),
     Metric("gate/seconds", "seconds", "Time of the decision"),
     Metric("gate/certificate_seconds", "seconds", "Time of the certificate, the push of the update included"),
+    Metric("gate/certificate_red", "count", "1 if the certificate is red, so that the update is refused"),
     Metric("gate/canary_seconds", "seconds", "Time of the trial on one engine"),
     Metric("gate/canary_deaths", "count", "Deaths of that engine"),
     Metric("gate/canary_difference", "nats/token", "Mean distance of its logprobs from the trainer's"),

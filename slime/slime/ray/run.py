@@ -47,6 +47,7 @@ from slime.updates.rollback import forget_rollbacks
 from slime.updates.update import Update
 from slime.updates.updates import Updates
 from slime.utils import logging_utils
+from slime.utils.alerts import alerting, tell
 from slime.utils.misc import should_run_periodic_action
 from slime.utils.run_logs import begin_logs, begin_training_log, ended_training_log, say
 
@@ -167,6 +168,8 @@ class Run:
     def _start(self) -> None:
         self.life.to(Phase.STARTING)
         args, beginning = self.args, Beginning.read()
+        folders = [Path(args.save)] if args.save else []
+        self._resources.enter_context(alerting(Path(args.run_dir), folders))
         os.environ.pop(VARIABLE, None)
         beginning.mark(DRIVER, Step.LOADED)
         if missing := missing_at_start(args):
@@ -285,6 +288,7 @@ class Run:
         self.life.to(Phase.STARTING)
         assert processes.reserved is not None
         logger.exception("a process of the run is gone", exc_info=lost)
+        tell("engine", f"a process of the run is gone ({type(lost).__name__}); it restarts from its newest checkpoint")
         say(line)
         if processes.has_trainer:
             processes.trainer.kill()
@@ -308,6 +312,8 @@ class Run:
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> bool:
         """Save a stopped run's progress, then end everything."""
+        if kind is not None and kind is not Stopped:
+            tell("ended", f"the run ended with {kind.__name__}; driver.log has the reason")
         self._end()
         try:
             if self.updates.unsaved and (kind is None or kind is Stopped):

@@ -37,6 +37,7 @@ from slime.rollout.before_push import (
     Trained,
 )
 from slime.updates.update import State, Update
+from slime.utils.alerts import tell
 from slime.utils.misc import load_function
 from slime.utils.run_logs import say, with_info
 
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 2.0
 ACCEPTED = "gate/accepted"
+RED = "gate/certificate_red"
+"""1 if the plugin found the certificate of an update red."""
 T = TypeVar("T")
 
 
@@ -113,6 +116,10 @@ class Decisions:
         self._engines.end_trial(accepted=decision.accepted)
         if not decision.accepted:
             whom = f" {shown(update.person)}" if self._args.adapter_per_person else ""
+            red = "its certificate is red, and " if decision.metrics.get(RED) else ""
+            tell(
+                "refused", f"{red}the gate refused the update of step {update.rollout_id}; the weights of before serve"
+            )
             say(
                 f"step {update.rollout_id} is undone: {decision.why}; weights {serving} keep serving{whom}, training goes on"
             )

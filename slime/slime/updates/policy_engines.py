@@ -25,6 +25,7 @@ from slime.args import Arguments
 from slime.backends.sglang_utils.engine import CACHE, WEIGHTS
 from slime.exceptions import EngineNodeLostError, LostError, TrainerError
 from slime.rollout.before_push import Canary, Offered
+from slime.utils.alerts import tell
 from slime.utils.misc import should_run_periodic_action
 from slime.utils.run_logs import say
 from slime.weight_sync.remote_engine import EngineLife, lives_of
@@ -87,6 +88,7 @@ class Engines:
         self._processes.check_nodes()
         revived = self._revived()
         if revived and self.get_weights:
+            tell("engine", f"{revived} engine(s) died and were restarted")
             say(f"{revived} engine(s) restarted, sending the weights")
             self.push(connect=True)
 

@@ -126,6 +126,7 @@ class World:
         lines = {line["name"] for line in record.certificate["lines"] if line["verdict"] == "red"}
         assert decision.accepted == (record.kind == "step") == (not lines)
         assert bool(lines) == ("its certificate is red: " in decision.why)
+        assert decision.metrics["gate/certificate_red"] == float(bool(lines))
         assert not record.by_margin, "nobody can accept what was not learned"
         return lines
 

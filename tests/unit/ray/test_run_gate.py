@@ -170,8 +170,10 @@ def told(world: World) -> list[str]:
 
 
 def test_a_refused_step_is_undone_and_the_next_one_trains(
-    run: Run, world: World, capsys: pytest.CaptureFixture[str]
+    run: Run, world: World, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    alerts: list[tuple[str, str]] = []
+    monkeypatch.setattr(decisions, "tell", lambda *words: alerts.append(words))
     run.repeat(loop)
     assert EVENTS == ["0: 0.0, 1: 0.5", "1: 1.0, 2: 1.5", "1: 1.0, 2: 1.5", "2: 2.0, 3: 2.5"]
     assert told(world) == [
@@ -182,6 +184,9 @@ def test_a_refused_step_is_undone_and_the_next_one_trains(
         "trainer 1 save 3", "manager 1 save 3",
     ]  # fmt: skip
     assert "step 1 is undone: worse; weights 1 keep serving, training goes on" in capsys.readouterr().out
+    assert alerts == [("refused", "the gate refused the update of step 1; the weights of before serve")], (
+        "without the reason"
+    )
 
 
 def test_the_plugin_learns_which_flags_nobody_has_read(run: Run) -> None:
@@ -201,12 +206,18 @@ def test_a_step_that_was_skipped_is_asked_about_too(run: Run, monkeypatch: pytes
     assert list(TRAINED[0].steps) == skipped
 
 
-def test_a_refused_step_whose_process_dies_behind_its_checkpoint_never_counts_as_live(run: Run, world: World) -> None:
+def test_a_refused_step_whose_process_dies_behind_its_checkpoint_never_counts_as_live(
+    run: Run, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The data source would take its samples for trained ones."""
+    alerts: list[tuple[str, str]] = []
+    monkeypatch.setattr(run_module, "tell", lambda *words: alerts.append(words))
     world.deaths = [("published 1", RankLostError("training rank 0 died", "publish"))]
     run.repeat(loop)
     assert "trainer 2 train 2 on manager 1 batch 2" in world.log
     assert [line.split()[3] for line in world.log if " live " in line] == ["0", "2", "3"]
+    line = "a process of the run is gone (RankLostError); it restarts from its newest checkpoint"
+    assert alerts == [("engine", line)]
 
 
 @pytest.mark.parametrize("death", ["save 1", "publish 1"])

@@ -14,6 +14,7 @@ from slime.args import Arguments
 from slime.exceptions import TrainerError
 from slime.ray.processes import RemoteManager
 from slime.ray.run import Run, execute
+from slime.updates import policy_engines
 from slime.updates.policy_engines import PUSH_ATTEMPTS, push_is_due
 
 
@@ -115,10 +116,13 @@ def test_an_engine_that_always_fails_ends_the_run(monkeypatch: pytest.MonkeyPatc
 def test_engines_that_came_back_get_the_weights(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     trainer = Trainer(0, "")
     run = make_run(monkeypatch, trainer, [2, 0])
+    alerts: list[tuple[str, str]] = []
+    monkeypatch.setattr(policy_engines, "tell", lambda *words: alerts.append(words))
     run.engines.recover()
     run.engines.recover()
     assert trainer.calls == ["connect", "push", "arrived"]
     assert "2 engine(s) restarted" in capsys.readouterr().out
+    assert alerts == [("engine", "2 engine(s) died and were restarted")]
 
 
 @pytest.mark.parametrize(
