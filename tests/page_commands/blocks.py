@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-NOT_FOLLOWED = ("log/", "instructions/changes_for_users.md")
-"""What was tried, and what changed: their commands are those of their day."""
+NOT_FOLLOWED = ("log/", "instructions/changes_for_users.md", "README_zh.md", "instructions/zh/")
+"""What was tried, and what changed: their commands are those of their day. Chinese pages have those of their twins."""
 SHELL = ("bash", "sh", "shell", "console")
 STATE = re.compile(r"(cd|source|export|umask)\b")
 ASSIGNMENTS = r"""(?:[A-Z][A-Z0-9_]*=(?:"[^"]*"|'[^']*'|[^\s"'])*\s+)*"""

@@ -76,6 +76,9 @@ GUIDES = "instructions/guides"
 MAX_WORDS = 1200
 MAX_SENTENCE = 30
 MAX_LINE = 100
+CHINESE = r"[\u4e00-\u9fff]"
+WORDS_OF_A_CHARACTER = 0.5
+"""A Chinese page has about two characters where its English twin has a word."""
 ANCHOR = r'^<a id="([a-z0-9-]+)"></a>$'
 
 
@@ -86,6 +89,7 @@ def pages(repository: Path) -> list[Path]:
         "instructions/",
         f"{GUIDES}/",
         "instructions/clients/",
+        "instructions/zh/",
         "benchmarks/",
         "requirements/",
         "agentrl/tasks/gui/osworld/",
@@ -125,7 +129,13 @@ def sentences(text: str) -> Iterator[str]:
     text = re.sub(r"^\|(.*)\|$", lambda row: "\n\n" + row[1].replace("|", "\n\n") + "\n\n", text, flags=re.MULTILINE)
     text = re.sub(r"^ *([*-]|\d+\.) ", "\n\n", text, flags=re.MULTILINE)
     for paragraph in re.split(r"\n\s*\n", text):
-        yield from re.split(r"(?<=[.!?])\s+", paragraph.strip())
+        yield from re.split(r"(?<=[.!?])\s+|(?<=[。！？])", paragraph.strip())
+
+
+def words(text: str) -> int:
+    """Return the length of a text in words; a Chinese character counts as a part of one."""
+    others = re.sub(rf"{CHINESE}|[\u3000-\u303f\uff00-\uffef]", " ", text).split()
+    return round(len(others) + WORDS_OF_A_CHARACTER * len(re.findall(CHINESE, text)))
 
 
 def anchors(page: Path) -> set[str]:
@@ -161,11 +171,13 @@ def test_every_declaration_is_on_one_reference_page(repository: Path) -> None:
 def test_a_page_is_short_enough_to_read(repository: Path) -> None:
     for page in (*pages(repository), *log_pages(repository)):
         text, name = page.read_text(), page.relative_to(repository)
-        assert len(text.split()) <= MAX_WORDS, f"{name} has {len(text.split())} words: split it"
+        assert words(text) <= MAX_WORDS, f"{name} has {words(text)} words: split it"
         if page.name == "CONTRIBUTING.md":
             continue
-        long = [sentence for sentence in sentences(text) if len(sentence.split()) > MAX_SENTENCE]
+        long = [sentence for sentence in sentences(text) if words(sentence) > MAX_SENTENCE]
         assert not long, f"{name} has sentences of more than {MAX_SENTENCE} words: {long}"
+        if re.search(CHINESE, text):
+            continue  # a Chinese line breaks only after punctuation: test_chinese_pages.py
         lines = [line for line in without_code(text).splitlines() if not line.startswith(("|", "    "))]
         assert [line for line in lines if len(line) > MAX_LINE] == [], f"{name}: wrap at {MAX_LINE}"
 
@@ -175,6 +187,7 @@ def test_the_index_has_every_page(repository: Path) -> None:
         ("instructions", "*.md"),
         ("instructions", "guides/*.md"),
         ("instructions", "clients/*.md"),
+        ("instructions/zh", "*.md"),
         ("log", "*.md"),
     ):
         index = (repository / folder / "README.md").read_text()
