@@ -263,6 +263,19 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
+class Busy:
+    """When a turn was answered and judged: seconds since the epoch, and how many of them the judging took.
+
+    ``judged_at`` is None before it was judged.
+    """
+
+    created_at: float
+    finished_at: float
+    judged_at: float | None
+    judge_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Conversation:
     """A session in numbers.
 
@@ -579,6 +592,20 @@ class Views:
             (session_id, after, limit),
         )
         return [(row["number"], row["id"]) for row in rows]
+
+    def busy(self, owner: str | None, newest: int) -> list[Busy]:
+        """Return when the last ``newest`` turns of ``owner`` (of everybody: None) were answered and judged, oldest first."""
+        of_person, names = ("1", ()) if owner is None else sessions_of(root(owner))
+        rows = self._database.rows(
+            "SELECT session_id, created_at, finished_at, judged_at, json_extract(verdict, '$.seconds') AS seconds"
+            f" FROM turns LEFT JOIN verdicts ON turn_id = turns.id WHERE {of_person} ORDER BY number DESC LIMIT {int(newest)}",
+            names,
+        )
+        return [
+            Busy(row["created_at"], row["finished_at"], row["judged_at"], row["seconds"] or 0.0)
+            for row in reversed(rows)
+            if belongs(row["session_id"], owner)
+        ]
 
     def lessons_of_turn(self, turn_id: str) -> list[tuple[str, str]]:
         """Return the lessons of a turn as (role, text); the role is ``said``, ``read`` or ``without`` (`openclaw.ledger.schema`)."""

@@ -8,12 +8,13 @@ from __future__ import annotations
 import sqlite3
 from collections import Counter
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from openclaw.ledger.database import Database
 from openclaw.ledger.decisions import OF_STEPS
 from openclaw.ledger.records import Origin
 from openclaw.ledger.samples import ROLLOUT, not_of
+from openclaw.ledger.schema import OWNERS_PERSON
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,27 @@ class WaitingRound:
     person: str
     count: int
     since: float
+
+
+@dataclass(frozen=True)
+class WaitingPerson:
+    """What of a person waits.
+
+    Attributes:
+        person: who.
+        ready: samples for a step.
+        ready_since: when the oldest of them came; None without any.
+        oldest_version: the first of the versions that sampled them; None if unknown.
+        pending: turns for the judge.
+        pending_since: when what follows the oldest of them came; None without any.
+    """
+
+    person: str
+    ready: int = 0
+    ready_since: float | None = None
+    oldest_version: str | None = None
+    pending: int = 0
+    pending_since: float | None = None
 
 
 @dataclass(frozen=True)
@@ -93,6 +115,23 @@ class Waiting:
             tuple(without),
         )
         return [WaitingRound(row["person"], row["n"], row["since"]) for row in rows]
+
+    def people(self) -> list[WaitingPerson]:
+        """Return what waits of everybody, by person; those of whom nothing does are left out."""
+        result: dict[str, WaitingPerson] = {}
+        for row in self._database.rows(
+            "SELECT person, COUNT(*) AS ready, MIN(created_at) AS ready_since, MIN(CAST(json_extract(sample,"
+            " '$.weight_versions[0]') AS INTEGER)) AS oldest FROM samples WHERE state = 'ready' GROUP BY person"
+        ):
+            oldest = None if row["oldest"] is None else str(row["oldest"])
+            result[row["person"]] = WaitingPerson(row["person"], row["ready"], row["ready_since"], oldest)
+        for row in self._database.rows(
+            f"SELECT {OWNERS_PERSON} AS person, COUNT(*) AS n, MIN(next_state_at) AS since FROM turns"
+            " WHERE state = 'pending' GROUP BY 1"
+        ):
+            known = result.get(row["person"], WaitingPerson(row["person"]))
+            result[row["person"]] = replace(known, pending=row["n"], pending_since=row["since"])
+        return [result[person] for person in sorted(result)]
 
     def full_since(self, count: int, without: Collection[str] = ()) -> float | None:
         """Return since when ``count`` rollouts of anybody are ready, except those of some people; None if fewer are."""

@@ -17,6 +17,7 @@ from markupsafe import Markup
 from openclaw.gateway.log_in import LOG_OUT, STYLE, WINDOW
 from openclaw.gateway.window_views import Asked
 from openclaw.messages.preview import harmless, preview, shown_time
+from openclaw.window.lanes import draw_lanes
 
 PACKAGE = "openclaw.window"
 
@@ -44,8 +45,14 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"clock": shown_time, "share": _share, "signed": _signed, "preview": preview}
-    environment.globals |= {"address": _address}
+    environment.filters |= {
+        "clock": shown_time,
+        "share": _share,
+        "signed": _signed,
+        "lasting": _lasting,
+        "preview": preview,
+    }
+    environment.globals |= {"address": _address, "draw_lanes": draw_lanes}
     return environment
 
 
@@ -61,6 +68,14 @@ def _plain(value: Any) -> Any:
 
 def _share(value: float) -> str:
     return f"{100 * value:.0f} %"
+
+
+def _lasting(seconds: float) -> str:
+    """Return a length of time as people say it."""
+    for unit, name in ((86400, "days"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * unit:
+            return f"{seconds / unit:.0f} {name}"
+    return f"{max(0.0, seconds):.0f} s"
 
 
 def _signed(value: float | None, digits: int = 0) -> str:

@@ -10,6 +10,7 @@ judged first replies are read in whole, as numbers.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import asdict, replace
@@ -32,6 +33,7 @@ from openclaw.ledger.records import Feedback
 from openclaw.ledger.schema import VALID_SAMPLE_TRANSITIONS
 from openclaw.ledger.store import Ledger
 from openclaw.ledger.views import Conversation, SampleRecord, TurnRecord, belongs
+from openclaw.ledger.waiting import WaitingPerson
 from openclaw.lessons.lesson import MODES, Lesson
 from openclaw.messages.preview import preview
 from openclaw.messages.text import clip_middle, content_text, next_state_text, response_text
@@ -43,6 +45,8 @@ from openclaw.runs.folder import RunFolder, open_run, run_at
 from openclaw.runs.metrics_file import Series, read_series
 from openclaw.runs.outcome import outcome
 from openclaw.runtime.adapters import RunAdapters, accepted_versions
+from openclaw.training.pace import FAIR_SECONDS
+from openclaw.window.lanes import counts_of
 from openclaw.window.pages import render
 from slime.checkpoints.versions import saved_versions
 from slime.updates.rollback import ask_rollback, asked_rollbacks
@@ -53,6 +57,10 @@ TEXT = 4000
 STORY = 100_000
 """Longest part of a message on the page of one turn."""
 ANSWER = 1000
+MOST_PEOPLE = 200
+MOST_BUSY = 3000
+"""Turns and steps that are drawn, the newest."""
+MINUTES = (10, 60, 360, 1440)
 RECENT = 200
 """Certificates among which the red ones come first."""
 PREVIEW = 160
@@ -294,6 +302,79 @@ class Window:
             "said": DONE.get(said or ""),
         }
 
+    def queue(self, asked: Asked) -> Found:
+        """Who waits: samples for a step and turns for the judge, by person, and what was trained of each lately."""
+        now = time.time()
+        waits = {each.person: each for each in self.ledger.waiting.people()}
+        trained = self.ledger.waiting.tokens_since(now - FAIR_SECONDS, self.variables.practice_passes)
+        last = max((at for at in (each.ready_since for each in waits.values()) if at is not None), default=0.0)
+        total = trained.total()
+        names = sorted({*waits, *trained}) if asked.owner is None else [root(asked.owner)]
+        rows = [
+            {
+                **asdict(waits.get(person, WaitingPerson(person))),
+                "serves": (live := self._serves(person)),
+                "behind": _behind(live, waits[person].oldest_version if person in waits else None),
+                "tokens": trained[person],
+                "share": trained[person] / total if total and asked.owner is None else None,
+            }
+            for person in names
+        ]
+        rows.sort(key=lambda row: row["ready_since"] or row["pending_since"] or last + now)
+        shown = rows[:MOST_PEOPLE]
+        charts = [each for each in metric_charts(self._series()) if each.title in QUEUE] if asked.owner is None else []
+        folder = self.run.folder
+        return {
+            "now": now,
+            "batch": self.run.trainer_arguments().rollout_batch_size,
+            "ready": sum(row["ready"] for row in rows),
+            "pending": sum(row["pending"] for row in rows),
+            "people": shown,
+            "left_out": len(rows) - len(shown),
+            "waiting": None if folder is None else waiting(folder),
+            "charts": charts,
+        }
+
+    def _serves(self, person: str) -> str | None:
+        """Return the version that serves a person: of the person's adapter, or of the weights that all share."""
+        own = person if self.variables.adapter_per_person else None
+        return self.ledger.samples.live_weight_version(own)
+
+    def machine(self, asked: Asked) -> Found:
+        """What the machine did: answering, judging, training and pushing over time, with the updates."""
+        minutes = _number(asked.words.get("minutes"), MINUTES[1])
+        minutes = minutes if minutes in MINUTES else MINUTES[1]
+        person = None if asked.owner is None else root(asked.owner)
+        turns = self.ledger.views.busy(asked.owner, MOST_BUSY)
+        steps = [] if _is_child(asked) else self.ledger.views.newest_steps(MOST_BUSY, person)
+        ends = [each.finished_at for each in turns] + [each.live_at for each in steps]
+        until = max(ends + [each.judged_at for each in turns if each.judged_at is not None], default=time.time())
+        since = until - 60 * minutes
+        seconds = self._series().get(STEP_SECONDS, {})
+        lanes = {
+            "answering": [(each.created_at, each.finished_at) for each in turns],
+            "judging": [
+                (each.judged_at - each.judge_seconds, each.judged_at) for each in turns if each.judged_at is not None
+            ],
+            "training": [(each.trained_at - seconds.get(each.rollout_id, 0.0), each.trained_at) for each in steps],
+            "pushing": [(each.trained_at, each.live_at) for each in steps],
+        }
+        oldest = turns[0].created_at if len(turns) == MOST_BUSY else None
+        return {
+            "since": since,
+            "until": until,
+            "minutes": minutes,
+            "choices": list(MINUTES),
+            "lanes": {name: counts_of(intervals, since, until) for name, intervals in lanes.items()},
+            "updates": [
+                {"at": each.live_at, "version": each.weight_version, "step": each.rollout_id}
+                for each in reversed(steps)
+                if since <= each.live_at <= until
+            ],
+            "answers": sum(each.created_at >= since for each in turns),
+            "complete_since": None if oldest is None or oldest <= since else oldest,
+        }
+
     def _turn(self, record: TurnRecord, most: int) -> Found:
         turn, verdict = record.turn, record.verdict
         asked = next((each for each in reversed(turn.messages) if each.get("role") != "system"), {"content": ""})
@@ -374,6 +455,7 @@ class Window:
 
 
 STEP_SECONDS = "perf/actor_train_time"
+QUEUE = ("Staleness, updates", "Waiting for a batch, seconds")
 LEARNING = ("Evaluation sets", "Reward")
 """Charts of the metrics file that say whether it learns."""
 SAID = {
@@ -397,6 +479,8 @@ VIEWS: Mapping[str, View] = {
     "health": View("Is it healthy?", Window.health, "health"),
     "conversations": View("Conversations", Window.conversations, "conversations"),
     "mine": View("Lessons and adapter", Window.mine, "mine"),
+    "queue": View("Who waits?", Window.queue, "queue"),
+    "machine": View("The machine", Window.machine, "machine"),
     "conversation": View("A conversation", Window.conversation, "conversation", in_menu=False),
     "turn": View("A turn", Window.turn, "turn", in_menu=False),
 }
@@ -412,6 +496,12 @@ def open_window(ledger: str, run_dir: str | None) -> Window:
     opened = run.open_ledger()
     opened.database.only_read()
     return Window(run, opened)
+
+
+def _behind(live: str | None, oldest: str | None) -> int | None:
+    """Return by how many updates a sample's weights are older than those that serve; None if nobody knows."""
+    now, then = (None if version is None else updates_in(version) for version in (live, oldest))
+    return None if now is None or then is None else now - then
 
 
 def _is_child(asked: Asked) -> bool:

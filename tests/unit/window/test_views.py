@@ -18,6 +18,7 @@ from openclaw.ledger.records import Feedback, VersionSpan, Vote
 from openclaw.owners import LOCAL, root, stored_id
 from openclaw.runs.folder import open_run
 from openclaw.window import views
+from openclaw.window.lanes import SLOTS, counts_of
 from openclaw.window.views import VIEWS, Window, open_window
 from tests.helpers.html_tags import Tags
 from tests.helpers.made_runs import MadeRun
@@ -341,3 +342,60 @@ def test_an_admin_goes_back_and_accepts_as_the_commands_do(run: MadeRun, window_
     assert look(window, "learning")["offer"] is None
     with pytest.raises(ChangeError, match="nothing to accept"):
         window.accept()
+
+
+def test_who_waits_for_what_and_for_how_long(run: MadeRun, window_of: Look, monkeypatch: pytest.MonkeyPatch) -> None:
+    for words in ("a", "b", "c", "d"):
+        talk(run, "bob", words)
+    run.step()
+    talk(run, "alice", "one", weight_versions=[VersionSpan("0", 0, 3)])
+    run.react(run.turn(session_id=stored_id("alice/phone", "s")))
+    since = run.now
+    window = window_of(run)
+    monkeypatch.setattr(views.time, "time", lambda: since + 90.0)
+    found = look(window, "queue")
+    alice, bob = (next(row for row in found["people"] if row["person"] == name) for name in ("alice", "bob"))
+    assert (alice["ready"], alice["pending"], alice["behind"], alice["tokens"]) == (1, 1, 1, 0)
+    assert (bob["ready"], bob["tokens"], bob["share"]) == (0, 28, 1.0)
+    assert (found["ready"], found["pending"], found["batch"]) == (1, 1, 4)
+    page = look(window, "queue", form="page")
+    assert "1 sample waits for a step, which takes 4; 1 turn waits for the judge." in page
+    assert "90 s" in page
+    own = look(window, "queue", "bob")
+    assert [(row["person"], row["ready"]) for row in own["people"]] == [("bob", 0)]
+    assert (own["ready"], own["pending"], own["people"][0]["share"]) == (0, 0, None)
+    assert "alice" not in look(window, "queue", "bob", "page")
+
+
+def test_the_lanes_show_when_what_was_done(run: MadeRun, window_of: Look) -> None:
+    for words in ("a", "b", "c", "d"):
+        talk(run, "bob", words, seconds=60.0)
+    run.step(**{views.STEP_SECONDS: 30.0})
+    window = window_of(run)
+    found = look(window, "machine", minutes="10")
+    assert found["until"] - found["since"] == 600.0
+    lanes = found["lanes"]
+    assert [len(counts) for counts in lanes.values()] == [SLOTS] * 4
+    assert sum(map(bool, lanes["answering"])) in range(4, 9)
+    assert sum(map(bool, lanes["training"])) in (6, 7, 8), "30 s in slots of 5 s"
+    assert [(each["version"], each["step"]) for each in found["updates"]] == [("1", 0)]
+    page = look(window, "machine", form="page")
+    assert page.count('class="update"') == 1
+    assert "4 replies and 1 update" in page
+    own = look(window, "machine", "alice")
+    assert (own["answers"], sum(own["lanes"]["answering"]), sum(own["lanes"]["judging"])) == (0, 0, 0)
+    assert look(window, "machine", minutes="7")["minutes"] == look(window, "machine", minutes="x")["minutes"] == 60
+
+
+def test_an_interval_counts_in_each_slot_that_it_touches() -> None:
+    counts = counts_of([(0.0, 1.5), (1.2, 1.8), (-5.0, -1.0), (119.5, 300.0), (500.0, 501.0)], 0.0, float(SLOTS))
+    assert counts == [1, 2, *[0] * (SLOTS - 3), 1]
+    assert counts_of([], 0.0, 1.0) == [0] * SLOTS
+
+
+def test_a_ledger_without_a_turn_has_every_view(run: MadeRun, window_of: Look) -> None:
+    window = window_of(run)
+    for name, view in VIEWS.items():
+        if view.in_menu:
+            assert view.title in look(window, name, form="page")
+            assert isinstance(look(window, name, "alice"), dict)
