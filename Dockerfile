@@ -20,6 +20,8 @@ COPY --chown=openclaw:openclaw requirements requirements
 COPY --chown=openclaw:openclaw scripts scripts
 RUN scripts/setup.sh cpu
 COPY --chown=openclaw:openclaw . .
+# Volumes are mounted here; a folder that Docker makes would be root's.
+RUN mkdir runs models
 EXPOSE 30000
 CMD ["bash", "openclaw-combine/run_tiny_cpu.sh"]
 
@@ -38,5 +40,7 @@ COPY --chown=openclaw:openclaw requirements requirements
 COPY --chown=openclaw:openclaw scripts scripts
 RUN scripts/setup.sh gpu --skip-checks
 COPY --chown=openclaw:openclaw . .
+# Volumes are mounted here; a folder that Docker makes would be root's.
+RUN mkdir runs models
 EXPOSE 30000
 CMD ["bash", "scripts/setup.sh", "doctor"]
