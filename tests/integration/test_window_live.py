@@ -1,0 +1,165 @@
+"""A person uses the window in a real Chromium by keyboard alone: log in, look at every view, say what they think, log out."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from lab.testkit.engine import mock_engine, serve
+from lab.testkit.tiny_random import build_tokenizer
+from openclaw.config.runtime import RuntimeConfig
+from openclaw.gateway.app import create_app
+from openclaw.gateway.chat import ChatService
+from openclaw.ledger.store import Ledger
+from openclaw.owners import stored_id
+from openclaw.runtime.window import WindowProcess
+from tests.helpers.made_runs import MadeRun
+from tests.security import chromium
+
+playwright = pytest.importorskip("playwright.async_api", reason="install the gui extra")
+KEYS = "ann:ann-key-123456\nben:ben-key-123456\n"
+MOST_TABS = 80
+VIEWS = ("Is it healthy?", "Conversations", "Lessons and adapter", "Who waits?", "The machine", "Is it learning?")
+FOCUSED = "document.activeElement.innerText || document.activeElement.name || ''"
+
+
+@dataclass
+class Desk:
+    """A browser's page, what it asked for, and the ledger behind it."""
+
+    page: playwright.Page
+    url: str
+    asked: list[str]
+    told: list[str]
+    ledger: Ledger
+
+    async def tab_to(self, name: str) -> None:
+        """Press Tab until what has the focus is called ``name``."""
+        for _ in range(MOST_TABS):
+            await self.page.keyboard.press("Tab")
+            if (await self.page.evaluate(FOCUSED)).strip() == name:
+                return
+        raise AssertionError(f"Tab never reaches {name!r} on {self.page.url}")
+
+    async def press(self, name: str) -> None:
+        """Tab to a link or button, press Enter, and wait for the page."""
+        await self.tab_to(name)
+        async with self.page.expect_navigation():
+            await self.page.keyboard.press("Enter")
+
+
+Opener = Callable[..., Awaitable[Desk]]
+
+
+@pytest.fixture
+async def opened(tmp_path: Path) -> AsyncIterator[Opener]:
+    """A function that opens a browser, with its options, on the window of a run of ann's and ben's."""
+    program = chromium.find()
+    if program is None:
+        pytest.skip(chromium.MISSING)
+    run = MadeRun(tmp_path / "run").healthy(3)
+    for person in ("ann", "ben"):
+        words = [{"role": "user", "content": f"I am {person}. What is 2 + 3?"}]
+        run.talk(-1, session_id=stored_id(person, "talk"), messages=words)
+    folder = run.close()
+    (tmp_path / "keys").write_text(KEYS)
+    (tmp_path / "keys").chmod(0o600)
+    async with AsyncExitStack() as exits:
+        engine = await exits.enter_async_context(mock_engine(lambda _: [5]))
+        config = RuntimeConfig(
+            policy_url=engine.url,
+            tokenizer="tiny",
+            ledger=str(folder / "ledger.sqlite"),
+            run_dir=str(folder),
+            context_length=2048,
+            api_keys_file=str(tmp_path / "keys"),
+        )
+        ledger = Ledger(config.ledger or "")
+        exits.callback(ledger.close)
+        service = ChatService(config, build_tokenizer(), ledger, CollectorRegistry())
+        app = create_app(service, CollectorRegistry(), views=WindowProcess(config))
+        url = await exits.enter_async_context(serve(app))
+        browsers = await exits.enter_async_context(playwright.async_playwright())
+        browser = await browsers.chromium.launch(executable_path=program, args=list(chromium.FLAGS))
+        exits.push_async_callback(browser.close)
+
+        async def open_page(**options: object) -> Desk:
+            context = await browser.new_context(**options)
+            page = await context.new_page()
+            desk = Desk(page, url, [], [], ledger)
+            page.on("request", lambda request: desk.asked.append(request.url))
+            page.on("console", lambda message: desk.told.append(message.text))
+            await page.goto(url)
+            return desk
+
+        yield open_page
+
+
+async def log_in(desk: Desk, key: str = "ann-key-123456") -> None:
+    assert await desk.page.evaluate("document.activeElement.id") == "key", "the field has the focus"
+    await desk.page.keyboard.type(key)
+    async with desk.page.expect_navigation():
+        await desk.page.keyboard.press("Enter")
+
+
+async def test_everything_can_be_done_by_keyboard(opened: Opener) -> None:
+    desk = await opened()
+    page = desk.page
+    await log_in(desk, "wrong-key-123456")
+    assert "This server has no such key." in await page.content()
+    await log_in(desk)
+    assert await page.title() == "Is it learning? – OpenClaw-RL"
+    for view in VIEWS:
+        await desk.press(view)
+        assert await page.locator("h1").inner_text() == view
+    await desk.press("Conversations")
+    assert "I am ben" not in await page.content()
+    await desk.press("I am ann. What is 2 + 3?")
+    await desk.press("Turn 1")
+    [(_, turn)] = desk.ledger.views.turns_of_session(stored_id("ann", "talk"), 0, 9)
+    await desk.press("Bad reply")
+    assert "Thank you." in await page.locator("[role=status]").inner_text()
+    await desk.tab_to("text")
+    await page.keyboard.type("Please no bold.")
+    await desk.press("Say it")
+    given = desk.ledger.feedback.of(turn)
+    assert [(each.thumbs, each.text, each.source) for each in given] == [
+        ("down", None, "ann"),
+        (None, "Please no bold.", "ann"),
+    ]
+    await desk.press("Lessons and adapter")
+    await desk.tab_to("text")
+    await page.keyboard.type("Keep answers short.")
+    await desk.press("Add it")
+    assert [lesson.text for lesson in desk.ledger.lessons.of("ann")] == ["Keep answers short."]
+    await desk.press("Log out")
+    assert await page.locator("#key").count() == 1
+    await page.go_back()
+    assert "Keep answers short." not in await page.content(), "no page is kept"
+    assert {url.startswith(desk.url) for url in desk.asked} == {True}, "no request leaves the machine"
+    assert [line for line in desk.told if "Content Security" in line or "Refused" in line] == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_every_view_fits_a_phone_and_can_be_read(opened: Opener, scheme: str) -> None:
+    desk = await opened(viewport={"width": 360, "height": 700}, color_scheme=scheme)
+    await log_in(desk)
+    colours = set()
+    for view in VIEWS:
+        await desk.press(view)
+        assert await desk.page.evaluate("document.documentElement.scrollWidth") == 360, view
+        ink, paper = await desk.page.evaluate(
+            "[getComputedStyle(document.body).color, getComputedStyle(document.body).backgroundColor]"
+        )
+        colours.add((ink, paper))
+    [(ink, paper)] = colours
+    assert (sum(_numbers(ink)) < sum(_numbers(paper))) == (scheme == "light")
+
+
+def _numbers(colour: str) -> list[int]:
+    return [int(part) for part in colour[colour.index("(") + 1 : -1].split(",")[:3]]
