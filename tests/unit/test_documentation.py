@@ -362,3 +362,12 @@ def test_every_reason_against_training_is_on_the_page(repository: Path) -> None:
     own = repository.glob(f"openclaw-*/{reference_pages.OWN_PAGE}")
     shown = {word for page in (repository / "instructions" / "ledger.md", *own) for word in words_in_code(page)}
     assert (given | set(HYGIENE_RULES)) - shown == set()
+
+
+def test_an_answer_to_a_question_is_short_and_says_where_to_go_on(repository: Path) -> None:
+    text = (repository / "instructions" / "faq.md").read_text()
+    answers = re.findall(r"^\*\*([^*]+\?)\*\*\s(.+?)(?=\n\n|\Z)", text, re.MULTILINE | re.DOTALL)
+    assert len(answers) == text.count("**") / 2 >= 30
+    for question, answer in answers:
+        assert len(list(sentences(answer))) <= 3, question
+        assert "](" in answer or "`" in answer, f"{question} names no page and no command"
