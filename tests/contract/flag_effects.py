@@ -235,6 +235,7 @@ EFFECTS = {
     f"{TRACKING}::test_tensorboard_folders": "tensorboard-dir tb-project-name tb-experiment-name",
     f"{TRACKING}::test_wandb_flags": """use-wandb wandb-key wandb-host wandb-group wandb-run-id
         disable-wandb-random-suffix""",
+    f"{TRACKING}::test_trackio_flags": "use-trackio trackio-project",
     f"{TRACKING}::test_where_a_wandb_run_goes": "wandb-project wandb-team wandb-mode wandb-dir",
     f"{RAY}/test_step_axes.py::test_rollout_metrics_on_the_axis_of_steps": "wandb-always-use-train-step",
     f"{METRICS}::test_turns_with_and_without_observations": "log-multi-turn",

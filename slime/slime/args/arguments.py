@@ -312,6 +312,8 @@ class Arguments(FlatArguments):
     wandb_team: str | None = None
     wandb_dir: str | None = None
     wandb_always_use_train_step: bool = False
+    use_trackio: bool = False
+    trackio_project: str | None = None
     log_multi_turn: bool = False
     log_passrate: bool = False
     log_reward_category: str | None = None

@@ -5,9 +5,12 @@ Guarantee: a flag that would have no effect is refused with the flag that it nee
 
 from __future__ import annotations
 
+import importlib.util
+
 from slime.args import Arguments
 from slime.arguments.option import Group, Option, flag_of
 
+NO_TRACKIO = "--use-trackio needs a package that this environment lacks; type: pip install trackio"
 TRACKING = Group(
     "tracking",
     (
@@ -32,6 +35,8 @@ TRACKING = Group(
         Option("--wandb-team", "entity"),
         Option("--wandb-dir", "folder of wandb files; default: the run folder"),
         Option("--wandb-always-use-train-step", "use optimizer steps as the axis of rollout metrics", bool),
+        Option("--use-trackio", "log to Trackio, on this machine unless its own variables name a server", bool),
+        Option("--trackio-project", "project; default: openclaw_rl"),
         Option(
             "--log-multi-turn", "log response lengths with and without observations, and rounds, as multi_turn/*", bool
         ),
@@ -108,6 +113,7 @@ _NEEDS = (
     ("tensorboard_dir", None, "use_tensorboard"),
     ("tb_project_name", None, "use_tensorboard"),
     ("tb_experiment_name", None, "use_tensorboard"),
+    ("trackio_project", None, "use_trackio"),
     ("wandb_host", None, "use_wandb"),
     ("wandb_run_id", None, "use_wandb"),
     ("wandb_dir", None, "use_wandb"),
@@ -118,7 +124,8 @@ _NEEDS = (
 
 def check_tracking(args: Arguments) -> list[str]:
     """Return the problems, one line each."""
-    problems = [
+    problems = [NO_TRACKIO] if args.use_trackio and importlib.util.find_spec("trackio") is None else []
+    problems += [
         f"{flag_of(name)} has no effect without {flag_of(needed)}"
         for name, off, needed in _NEEDS
         if getattr(args, name) != off and not getattr(args, needed)

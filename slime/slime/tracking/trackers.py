@@ -1,4 +1,4 @@
-"""Log metrics to JSON lines, TensorBoard, and Weights & Biases.
+"""Log metrics to JSON lines, TensorBoard, Weights & Biases, and Trackio.
 
 A tracker takes a flat dict of numbers and the name of its step axis. Guarantees: ``metrics.jsonl`` holds a metric once `log`
 has returned. Secrets never reach a tracker.
@@ -15,6 +15,9 @@ from typing import Any, Protocol
 
 from slime.args import Arguments
 from slime.tracking.redact import redacted
+
+PROJECT = "openclaw_rl"
+"""Of Trackio, named like that of W&B in launch scripts."""
 
 
 class Tracker(Protocol):
@@ -124,6 +127,34 @@ class WeightsAndBiases:
         self._run.finish()
 
 
+class Trackio:
+    """Logs to a Trackio run named like the run's folder, which a resumed run continues.
+
+    Its files are where the library keeps them, so that ``trackio show`` finds all runs of a project.
+    """
+
+    def __init__(self, args: Arguments) -> None:
+        import trackio  # pyright: ignore[reportMissingImports]  # of the extra trackio
+
+        self._run = trackio.init(
+            project=args.trackio_project or PROJECT,
+            name=Path(args.run_dir).absolute().name,
+            config=redacted(args),
+            resume="allow",
+            embed=False,
+            auto_log_gpu=False,
+            auto_log_cpu=False,
+        )
+
+    def log(self, metrics: dict[str, Any], step_key: str) -> None:
+        """Queue all metrics; a thread of the library writes them."""
+        self._run.log({name: _number(value) for name, value in metrics.items()}, step=int(metrics[step_key]))
+
+    def finish(self) -> None:
+        """Write what is queued and end the run."""
+        self._run.finish()
+
+
 def make_trackers(args: Arguments) -> list[Tracker]:
     """Return the trackers that the arguments enable, JSON lines first."""
     trackers: list[Tracker] = [JsonLines(args)]
@@ -131,4 +162,6 @@ def make_trackers(args: Arguments) -> list[Tracker]:
         trackers.append(TensorBoard(args))
     if args.use_wandb:
         trackers.append(WeightsAndBiases(args))
+    if args.use_trackio:
+        trackers.append(Trackio(args))
     return trackers

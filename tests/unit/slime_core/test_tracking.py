@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
+import sqlite3
+import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from slime.args import Arguments
+from slime.arguments.tracking import NO_TRACKIO, check_tracking
 from slime.tracking.redact import redacted
 from slime.tracking.trackers import run_name
 from slime.utils import logging_utils
@@ -22,6 +29,8 @@ def args(tmp_path: Path) -> Iterator[Arguments]:
         run_dir=str(tmp_path / "run"),
         use_tensorboard=False,
         use_wandb=False,
+        use_trackio=False,
+        trackio_project=None,
         wandb_mode="offline",
         wandb_project="p",
         wandb_group=None,
@@ -132,3 +141,60 @@ def test_a_wandb_run_is_its_group_and_a_random_suffix(args: Arguments) -> None:
     assert all(name is not None and name.startswith("qwen3_") for name in names)
     args.wandb_group = None
     assert run_name(args) is None
+
+
+def test_trackio_flags(args: Arguments, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[dict] = []
+    logged: list[tuple[dict, int]] = []
+
+    class Recorded(RecordedRun):
+        def log(self, metrics: dict, step: int | None = None) -> None:
+            assert step is not None
+            logged.append((metrics, step))
+
+    def init(**options: object) -> RecordedRun:
+        given.append(options)
+        return Recorded()
+
+    monkeypatch.setitem(sys.modules, "trackio", SimpleNamespace(init=init))
+    args.use_trackio, args.trackio_project = True, "mine"
+    logging_utils.log(args, {"train/step": 7, "train/loss": np.float32(0.5)}, "train/step")
+    (options,) = given
+    assert (options["project"], options["name"], options["resume"]) == ("mine", "run", "allow")
+    assert options["config"]["sglang_api_key"] == "set"
+    assert logged == [({"train/step": 7, "train/loss": 0.5}, 7)]
+
+
+def test_trackio_keeps_what_it_is_told_and_goes_on(
+    args: Arguments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the real library, in a process of its own, because it reads its folder when it is imported."""
+    if importlib.util.find_spec("trackio") is None:
+        pytest.skip("pip install trackio")
+    program = """
+import sys
+from slime.args import Arguments
+from slime.tracking.trackers import Trackio
+tracker = Trackio(Arguments.of({"run_dir": sys.argv[1]}))
+tracker.log({"train/step": int(sys.argv[2]), "train/loss": 0.5}, "train/step")
+tracker.finish()
+"""
+    environment = {**os.environ, "TRACKIO_DIR": str(tmp_path / "trackio"), "PYTHONPATH": os.pathsep.join(sys.path)}
+    for step in (3, 4):
+        command = [sys.executable, "-c", program, str(tmp_path / "mine"), str(step)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    with closing(sqlite3.connect(tmp_path / "trackio" / "openclaw_rl.db")) as file:
+        rows = file.execute("SELECT run_name, step, metrics FROM metrics ORDER BY step").fetchall()
+    assert [(name, step, json.loads(metrics)["train/loss"]) for name, step, metrics in rows] == [
+        ("mine", 3, 0.5),
+        ("mine", 4, 0.5),
+    ]
+
+
+def test_trackio_that_is_not_installed_is_refused_before_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert check_tracking(Arguments.of({"use_trackio": True})) == [NO_TRACKIO]
+    assert check_tracking(Arguments.of({})) == []
+    unused = "--trackio-project has no effect without --use-trackio"
+    assert check_tracking(Arguments.of({"trackio_project": "p"})) == [unused]
