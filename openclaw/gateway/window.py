@@ -1,8 +1,8 @@
 """The window: pages on which people see what the model learned from them, and say what they think.
 
 ``GET /window/{view}`` is a page and ``GET /window/json/{view}`` its twin for programs; `openclaw.window` has the views.
-``POST /window/log_in`` and ``/window/log_out`` are for browsers (`openclaw.gateway.log_in`). The other forms change what routes of
-the API change: ``/window/feedback``, ``/window/lessons``, ``/window/adapter``, ``/window/forget``, ``/window/forget_conversation``, and for
+``POST /window/log_in`` and ``/window/log_out`` are for browsers (`openclaw.gateway.log_in`). ``POST /window/say`` asks the model
+in a conversation of the window's own. The other forms change what routes of the API change: ``/window/feedback``, ``/window/lessons``, ``/window/adapter``, ``/window/forget``, ``/window/forget_conversation``, and for
 an admin ``/window/weights``. ``GET /window/export`` is a person's own adapter.
 
 Guarantees: a key sees what it owns and its children own, an admin key everything; any other id gets the 404 of an unknown one.
@@ -13,6 +13,7 @@ again repeats nothing. Pages hold no script; the content policy forbids any. Sta
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from html import escape
 from urllib.parse import parse_qsl, urlencode
@@ -21,19 +22,22 @@ import orjson
 from fastapi import FastAPI, Request, Response
 from starlette.responses import HTMLResponse, RedirectResponse
 
+from groundwork.chat_messages import Message
 from openclaw.config.bounds import FORM_FIELDS
 from openclaw.gateway.adapters import AdapterDesk
 from openclaw.gateway.auth import Client
-from openclaw.gateway.chat import ChatService
+from openclaw.gateway.chat import ChatService, count
+from openclaw.gateway.dialects import CHAT
 from openclaw.gateway.errors import LIMIT_HEADER, ApiError, bad_request
-from openclaw.gateway.guard import WINDOW_FEEDBACK, client_of
+from openclaw.gateway.guard import WINDOW_FEEDBACK, client_of, note_reply
 from openclaw.gateway.lessons import LessonDesk
 from openclaw.gateway.limits import take_body
 from openclaw.gateway.log_in import HEADERS, LOG_IN, LOG_OUT, STYLE, WINDOW, LogIns, log_in_page
 from openclaw.gateway.routes import forget_meant
+from openclaw.gateway.stream import Connected
 from openclaw.gateway.turns import parse_feedback
-from openclaw.gateway.window_views import Asked, ChangeError, Form, UnknownViewError, Views
-from openclaw.owners import root
+from openclaw.gateway.window_views import CHAT_NAME, Asked, ChangeError, Form, UnknownViewError, Views
+from openclaw.owners import COMMAND_ANSWER, root, stored_id
 
 FIRST_VIEW = "learning"
 SEE_OTHER = 303
@@ -61,8 +65,9 @@ def to_view(view: str, **words: str) -> Response:
     return RedirectResponse(f"{WINDOW}/{view}{query}", SEE_OTHER, HEADERS)
 
 
-def _problem(error: ApiError) -> Response:
-    """Return the page of a refusal."""
+def _page(words: str, back: str = f"{WINDOW}/", status: int = 200, headers: Mapping[str, str] = HEADERS) -> Response:
+    """Return a page that only says something, and leads back."""
+    kind = 'class="told" role="status"' if status == 200 else 'class="problem" role="alert"'
     return HTMLResponse(
         f"""<!doctype html>
 <html lang="en">
@@ -72,13 +77,19 @@ def _problem(error: ApiError) -> Response:
 <title>OpenClaw-RL</title>
 <link rel="stylesheet" href="{STYLE}">
 </head>
-<body class="narrow"><main><h1>OpenClaw-RL</h1><p class="problem" role="alert">{escape(error.message)}</p>
-<p><a href="{WINDOW}/">Back to the first page</a></p></main></body>
+<body class="narrow"><main><h1>OpenClaw-RL</h1><p {kind}>{escape(words)}</p>
+<p><a href="{escape(back)}">Go back</a></p></main></body>
 </html>
 """,
-        error.status,
-        HEADERS | ({LIMIT_HEADER: error.limit} if error.limit else {}),
+        status,
+        headers,
     )
+
+
+def _problem(error: ApiError) -> Response:
+    """Return the page of a refusal."""
+    limit = {LIMIT_HEADER: error.limit} if error.limit else {}
+    return _page(error.message, status=error.status, headers=HEADERS | limit)
 
 
 LESSON_CHANGES: Mapping[str, Mapping[str, bool]] = {
@@ -128,6 +139,43 @@ async def change_weights(views: Views, fields: Mapping[str, str], client: Client
     except ChangeError as error:
         raise ApiError(409, str(error), code="not_possible") from error
     return "asked"
+
+
+async def say(service: ChatService, fields: Mapping[str, str], request: Request) -> Response:
+    """Ask the model with a form's words, after the conversation that it names, and return to the conversation.
+
+    Raises:
+        ApiError: as a chat completion does; 400 without words or a conversation.
+    """
+    name, text = fields.get("id", ""), fields.get("text", "").strip()
+    if not CHAT_NAME.fullmatch(name) or not text:
+        raise bad_request("type something to say", param="text")
+    client = client_of(request.scope)
+    session = stored_id(client.owner, name)
+
+    def history() -> list[Message]:
+        turns = service.ledger.views.newest_of_session(session)
+        if not turns:
+            return []
+        last = service.ledger.turns.get(turns[0])
+        return [*last.messages, last.response_message]
+
+    messages = [*await asyncio.to_thread(history), {"role": "user", "content": text}]
+    question = await service.question(CHAT, orjson.dumps({"messages": messages, "session_id": name}))
+    try:
+        async with service.reply(question, {}, client) as reply:
+            async with Connected(request.receive):
+                await reply.begun()
+            note_reply(request.scope, reply)
+            async with Connected(request.receive):
+                answer = await reply.whole()
+    except ApiError as error:
+        count(service.metrics, error.status)
+        raise
+    count(service.metrics, 200)
+    if answer["id"].startswith(COMMAND_ANSWER):
+        return _page(answer["choices"][0]["message"]["content"], f"{WINDOW}/chat?id={name}")
+    return to_view("chat", id=name)
 
 
 def add_window_routes(app: FastAPI, service: ChatService, own: AdapterDesk, views: Views, log_ins: LogIns) -> None:
@@ -183,11 +231,16 @@ def add_window_routes(app: FastAPI, service: ChatService, own: AdapterDesk, view
     @route(WINDOW_FEEDBACK, "POST")
     async def feedback(request: Request) -> Response:
         fields = fields_of(request)
-        turn = fields.pop("response_id", "")
+        turn, chat = fields.pop("response_id", ""), fields.pop("chat", None)
         answer = await service.turns.give(
             parse_feedback(orjson.dumps({"response_id": turn, **fields})), client_of(request.scope)
         )
-        return to_view("turn", id=turn, said="counts" if answer["applied"] else str(answer["reason"]))
+        said = "counts" if answer["applied"] else str(answer["reason"])
+        return to_view("turn", id=turn, said=said) if chat is None else to_view("chat", id=chat, said=said)
+
+    @route(f"{WINDOW}/say", "POST")
+    async def talk(request: Request) -> Response:
+        return await say(service, fields_of(request), request)
 
     @route(f"{WINDOW}/lessons", "POST")
     async def lessons(request: Request) -> Response:

@@ -1,16 +1,25 @@
 """What the gateway asks of the views of the window (`openclaw.gateway.window`).
 
-Types only: the process that implements them loads no server.
+Types and names: the process that implements them loads no server.
 """
 
 from __future__ import annotations
 
+import re
+import secrets
 from collections.abc import Mapping
 from typing import Literal, NamedTuple, Protocol
 
 from openclaw.exceptions import OpenClawError
 
 Form = Literal["page", "json"]
+CHAT_NAME = re.compile(r"window-[0-9a-f]{12}")
+"""What a conversation is called that somebody has in the window."""
+
+
+def new_chat() -> str:
+    """Return the name of a new conversation."""
+    return f"window-{secrets.token_hex(6)}"
 
 
 class UnknownViewError(OpenClawError):

@@ -607,6 +607,13 @@ class Views:
             if belongs(row["session_id"], owner)
         ]
 
+    def newest_of_session(self, session_id: str, limit: int = 1) -> list[str]:
+        """Return the newest turns of a session, newest first."""
+        rows = self._database.rows(
+            "SELECT id FROM turns WHERE session_id = ? ORDER BY number DESC LIMIT ?", (session_id, limit)
+        )
+        return [row["id"] for row in rows]
+
     def lessons_of_turn(self, turn_id: str) -> list[tuple[str, str]]:
         """Return the lessons of a turn as (role, text); the role is ``said``, ``read`` or ``without`` (`openclaw.ledger.schema`)."""
         rows = self._database.rows(

@@ -26,7 +26,7 @@ from openclaw.doctor.diagnose import diagnose
 from openclaw.gate.rollback import why_not
 from openclaw.gate.versions import Version, versions_of
 from openclaw.gate.versions import open_run as open_gated
-from openclaw.gateway.window_views import Asked, ChangeError, UnknownViewError
+from openclaw.gateway.window_views import CHAT_NAME, Asked, ChangeError, UnknownViewError, new_chat
 from openclaw.ledger.decisions import DecisionRecord
 from openclaw.ledger.exceptions import UnknownRecordError
 from openclaw.ledger.records import Feedback
@@ -37,7 +37,7 @@ from openclaw.ledger.waiting import WaitingPerson
 from openclaw.lessons.lesson import MODES, Lesson
 from openclaw.messages.preview import preview
 from openclaw.messages.text import clip_middle, content_text, next_state_text, response_text
-from openclaw.owners import root, split_id
+from openclaw.owners import root, split_id, stored_id
 from openclaw.report.build import ANSWERS, facts_of, liked_chart, metric_charts, wanted
 from openclaw.report.svg import draw
 from openclaw.runs.evidence import FROM_LOGS, Evidence, evidence_of, updates_in
@@ -302,6 +302,21 @@ class Window:
             "said": DONE.get(said or ""),
         }
 
+    def chat(self, asked: Asked) -> Found:
+        """Talk to the model: the last turns of a conversation of one's own, each with what became of it."""
+        name = asked.words.get("id", "")
+        if not CHAT_NAME.fullmatch(name):
+            name = new_chat()
+        owner = asked.person if asked.owner is None else asked.owner
+        turns = self.ledger.views.newest_of_session(stored_id(owner, name), PAGE)
+        said = asked.words.get("said")
+        return {
+            "id": name,
+            "serves": self._serves(asked.person),
+            "turns": [self._turn(self.ledger.views.turn_record(turn), STORY) for turn in reversed(turns)],
+            "said": None if said is None else SAID.get(said, SAID["kept"]),
+        }
+
     def queue(self, asked: Asked) -> Found:
         """Who waits: samples for a step and turns for the judge, by person, and what was trained of each lately."""
         now = time.time()
@@ -481,6 +496,7 @@ VIEWS: Mapping[str, View] = {
     "mine": View("Lessons and adapter", Window.mine, "mine"),
     "queue": View("Who waits?", Window.queue, "queue"),
     "machine": View("The machine", Window.machine, "machine"),
+    "chat": View("Talk to it", Window.chat, "chat"),
     "conversation": View("A conversation", Window.conversation, "conversation", in_menu=False),
     "turn": View("A turn", Window.turn, "turn", in_menu=False),
 }

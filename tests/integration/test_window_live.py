@@ -24,7 +24,15 @@ from tests.security import chromium
 playwright = pytest.importorskip("playwright.async_api", reason="install the gui extra")
 KEYS = "ann:ann-key-123456\nben:ben-key-123456\n"
 MOST_TABS = 80
-VIEWS = ("Is it healthy?", "Conversations", "Lessons and adapter", "Who waits?", "The machine", "Is it learning?")
+VIEWS = (
+    "Is it healthy?",
+    "Conversations",
+    "Lessons and adapter",
+    "Who waits?",
+    "The machine",
+    "Talk to it",
+    "Is it learning?",
+)
 FOCUSED = "document.activeElement.innerText || document.activeElement.name || ''"
 
 
@@ -70,7 +78,9 @@ async def opened(tmp_path: Path) -> AsyncIterator[Opener]:
     (tmp_path / "keys").write_text(KEYS)
     (tmp_path / "keys").chmod(0o600)
     async with AsyncExitStack() as exits:
-        engine = await exits.enter_async_context(mock_engine(lambda _: [5]))
+        tokenizer = build_tokenizer()
+        reply = [*tokenizer.encode("Hello you.", add_special_tokens=False), tokenizer.eos_token_id]
+        engine = await exits.enter_async_context(mock_engine(lambda _: reply))
         config = RuntimeConfig(
             policy_url=engine.url,
             tokenizer="tiny",
@@ -81,7 +91,7 @@ async def opened(tmp_path: Path) -> AsyncIterator[Opener]:
         )
         ledger = Ledger(config.ledger or "")
         exits.callback(ledger.close)
-        service = ChatService(config, build_tokenizer(), ledger, CollectorRegistry())
+        service = ChatService(config, tokenizer, ledger, CollectorRegistry())
         app = create_app(service, CollectorRegistry(), views=WindowProcess(config))
         url = await exits.enter_async_context(serve(app))
         browsers = await exits.enter_async_context(playwright.async_playwright())
@@ -132,6 +142,16 @@ async def test_everything_can_be_done_by_keyboard(opened: Opener) -> None:
         ("down", None, "ann"),
         (None, "Please no bold.", "ann"),
     ]
+    await desk.press("Talk to it")
+    await page.keyboard.type("Hello?")
+    await desk.press("Send")
+    assert "Hello you." in await page.locator(".reply").inner_text()
+    assert await page.evaluate("document.activeElement.id") == "text", "one goes on typing"
+    await page.keyboard.type("And again?")
+    await desk.press("Send")
+    assert await page.locator(".reply").count() == 2
+    await desk.press("Good")
+    assert "Thank you." in await page.locator("[role=status]").inner_text()
     await desk.press("Lessons and adapter")
     await desk.tab_to("text")
     await page.keyboard.type("Keep answers short.")

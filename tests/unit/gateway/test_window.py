@@ -464,3 +464,39 @@ async def test_without_adapters_of_their_own_people_get_none(site: Site) -> None
     alice = await site.logged_in("alice")
     assert (await changed(alice, "adapter", do="rollback", to="1"))[0] == 404
     assert (await alice.get("/window/export")).status_code == 404
+
+
+async def test_one_talks_in_the_window_as_with_any_client(site: Site) -> None:
+    browser = await site.logged_in("alice")
+    name = "window-0123456789ab"
+    site.stack.say("It is 5.", "Gladly: five.")
+    for text in ("What is 2 + 3?", "In words\r\nplease"):
+        answer = await browser.post("/window/say", data={"id": name, "text": text}, headers=OWN)
+        assert (answer.status_code, answer.headers["location"]) == (303, f"/window/chat?id={name}"), answer.text
+    first, second = site.stack.turns()
+    assert first.session_id == second.session_id == f"@alice:{name}"
+    assert [message["content"] for message in second.messages] == ["What is 2 + 3?", "It is 5.", "In words\nplease"]
+    assert first.next_state == [{"role": "user", "content": "In words\nplease"}]
+    assert (second.kind, second.response_message["content"]) == ("main", "Gladly: five.")
+    form = {"response_id": second.id, "thumbs": "up", "chat": name}
+    answer = await browser.post("/window/feedback", data=form, headers=OWN)
+    assert answer.headers["location"] == f"/window/chat?id={name}&said=counts"
+    bob = await site.logged_in("bob")
+    site.stack.say("Hello.")
+    await bob.post("/window/say", data={"id": name, "text": "Hi"}, headers=OWN)
+    assert len(site.stack.turns()[-1].messages) == 1, "a name of alice's is bob's own conversation"
+
+
+async def test_nothing_is_asked_without_words_or_a_conversation(site: Site) -> None:
+    browser = await site.logged_in("alice")
+    for form in ({"text": "Hi"}, {"id": "window-0123456789ab", "text": "  "}, {"id": "@bob:s", "text": "Hi"}):
+        assert (await browser.post("/window/say", data=form, headers=OWN)).status_code == 400
+    assert site.stack.engine.requests == []
+
+
+async def test_an_engine_that_is_away_is_told(site: Site) -> None:
+    browser = await site.logged_in("alice")
+    form = {"id": "window-0123456789ab", "text": "x" * 20_000}
+    answer = await browser.post("/window/say", data=form, headers=OWN)
+    assert (answer.status_code, 'role="alert"' in answer.text) == (400, True), "longer than the context"
+    assert site.stack.turns() == []

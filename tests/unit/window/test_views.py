@@ -399,3 +399,21 @@ def test_a_ledger_without_a_turn_has_every_view(run: MadeRun, window_of: Look) -
         if view.in_menu:
             assert view.title in look(window, name, form="page")
             assert isinstance(look(window, name, "alice"), dict)
+
+
+def test_a_chat_is_of_the_window_and_ones_own(run: MadeRun, window_of: Look) -> None:
+    name = "window-0123456789ab"
+    for owner in ("alice", "root"):
+        talk_of = {"session_id": stored_id(owner, name), "messages": [{"role": "user", "content": f"I am {owner}."}]}
+        run.talk(-1, **talk_of)
+    run.turn(session_id=stored_id("alice", "else"))
+    window = window_of(run)
+    assert [turn["asked"] for turn in look(window, "chat", "alice", id=name)["turns"]] == ["I am alice."]
+    assert look(window, "chat", "bob", id=name)["turns"] == []
+    for other in ("else", "@alice:else", "x" * 100, ""):
+        found = look(window, "chat", "alice", id=other)
+        assert (found["turns"], found["id"].startswith("window-")) == ([], True)
+    assert look(window, "chat")["id"] != look(window, "chat")["id"]
+    page = look(window, "chat", "alice", "page", id=name, said="counts")
+    assert "Thank you." in page
+    assert f'name="chat" value="{name}"' in page
