@@ -7,12 +7,13 @@
     ended     the run ended with an error
 
 Guarantees: `tell` never waits, whatever the other side does: lines queue, and a thread of their own sends them, each with at most
-`ATTEMPTS` attempts. What cannot be sent or queued is counted in a log. A line has numbers, causes and the run's name, never a word
+`ATTEMPTS` attempts, and to no other address: a redirection is not followed. What cannot be sent or queued is counted in a log. A line has numbers, causes and the run's name, never a word
 of a conversation or a person's name. The address is a secret, and no log or error has it. Without the variable nothing happens.
 """
 
 from __future__ import annotations
 
+import http.client
 import json
 import logging
 import os
@@ -25,6 +26,7 @@ import urllib.request
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from groundwork.exceptions import ConfigError
@@ -45,8 +47,15 @@ WAITING = 64
 LOW_BYTES, LOW_SHARE = 2 * 2**30, 0.02
 ENOUGH = 1.5
 """Times the bound: so much room ends a shortage, so that a disk at the bound is told once."""
-NO_USE = frozenset({400, 401, 403, 404, 405, 410})
+NO_USE = frozenset({301, 302, 303, 307, 308, 400, 401, 403, 404, 405, 410})
 """Statuses that a second attempt would get again."""
+
+
+class _Here(urllib.request.HTTPRedirectHandler):
+    """Follows no redirection: it would turn the line into a request without one, to an address that nobody chose."""
+
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> None:
+        """Leave the answer as it is."""
 
 
 class Alerts:
@@ -63,8 +72,7 @@ class Alerts:
         Raises:
             ConfigError: the address is none.
         """
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        if not _is_address(url):
             raise ConfigError(f"{VARIABLE} is no HTTP address; write one such as https://HOST/PATH")
         self._url = url
         self._run_dir, self._disks = run_dir, [*dict.fromkeys(disks)]
@@ -73,6 +81,7 @@ class Alerts:
         self._dropped = 0
         self._known = set(self._pauses())
         self._short: set[Path] = set()
+        self._opener = urllib.request.build_opener(_Here)
         self._thread = threading.Thread(target=self._work, name="alerts", daemon=True)
 
     def start(self) -> None:
@@ -120,7 +129,12 @@ class Alerts:
     def _look(self) -> list[tuple[str, str]]:
         """Return lines about pauses and shortages that nobody was told of."""
         lines = []
-        for key, note in self._pauses().items():
+        try:
+            pauses = self._pauses()
+        except OSError as error:
+            logger.warning("the notes of pauses cannot be read: %s", error)
+            pauses = {}
+        for key, note in pauses.items():
             if key not in self._known:
                 self._known.add(key)
                 whose = "" if note.person is None else " of one person"
@@ -149,16 +163,25 @@ class Alerts:
                 self._ends.wait(PAUSE_SECONDS * attempt)
             request = urllib.request.Request(self._url, data, {"Content-Type": "application/json"}, method="POST")
             try:
-                with urllib.request.urlopen(request, timeout=ANSWER_SECONDS):
+                with self._opener.open(request, timeout=ANSWER_SECONDS):
                     return
             except urllib.error.HTTPError as error:
                 error.close()
                 why = f"HTTP {error.code}"
                 if error.code in NO_USE:
                     break
-            except (OSError, ValueError) as error:  # their texts may name the address
+            except (OSError, ValueError, http.client.HTTPException) as error:  # their texts may name the address
                 why = type(error).__name__
         logger.warning("an alert (%s) reached nobody: %s", kind, why)
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+    return usable and url.isascii() and url.isprintable() and " " not in url
 
 
 _alerts: Alerts | None = None

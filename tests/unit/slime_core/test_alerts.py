@@ -6,6 +6,7 @@ import http.server
 import json
 import logging
 import shutil
+import socket
 import threading
 import time
 from collections import namedtuple
@@ -31,6 +32,7 @@ class Hook:
     def __init__(self) -> None:
         self.heard: list[dict[str, Any]] = []
         self.statuses: list[int] = []
+        self.location = ""
         self.release = threading.Event()
         self.release.set()
         hook = self
@@ -41,6 +43,8 @@ class Hook:
                 hook.release.wait(10)
                 hook.heard.append(json.loads(body))
                 self.send_response(hook.statuses.pop(0) if hook.statuses else 200)
+                if hook.location:
+                    self.send_header("Location", hook.location)
                 self.end_headers()
 
             def log_message(self, *words: object) -> None:
@@ -161,7 +165,69 @@ def test_a_hook_that_is_away_or_hangs_holds_nobody_up(
     assert SECRET not in caplog.text
 
 
-@pytest.mark.parametrize("url", ["hooks.example/T0KEN-of-the-hook", "ftp://x/T0KEN-of-the-hook", "http:///T0KEN"])
+def test_what_speaks_no_http_ends_no_thread(hook: Hook, run: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            for _ in range(3):
+                with server.accept()[0] as connection:
+                    connection.recv(65536)
+                    connection.sendall(b"SSH-2.0-x\r\n")
+
+        threading.Thread(target=answer, daemon=True).start()
+        mine = Alerts(f"http://127.0.0.1:{server.getsockname()[1]}/{SECRET}", run, [])
+        mine.start()
+        mine.tell("engine", "a line")
+        wait_until(lambda: "BadStatusLine" in caplog.text, lambda: caplog.text, 20)
+        assert mine._thread.is_alive()
+        mine.close()
+    assert SECRET not in caplog.text
+
+
+def test_a_redirection_is_not_followed(hook: Hook, run: Path, caplog: pytest.LogCaptureFixture) -> None:
+    visited: list[str] = []
+
+    class Inside(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            visited.append(self.path)
+            self.send_response(200)
+            self.end_headers()
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Inside) as inside:
+        threading.Thread(target=inside.serve_forever, daemon=True).start()
+        hook.location = f"http://127.0.0.1:{inside.server_port}/inside"
+        hook.statuses = [302, 307]
+        with alerting(run, environment={VARIABLE: hook.url}):
+            tell("engine", "one")
+            tell("engine", "two")
+        inside.shutdown()
+    assert (visited, len(hook.heard)) == ([], 2)
+    assert "reached nobody: HTTP 302" in caplog.text
+
+
+def test_notes_that_cannot_be_read_end_no_thread(hook: Hook, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with alerting(run, environment={VARIABLE: hook.url}):
+
+        def unreadable(run_dir: Path) -> None:
+            raise PermissionError(13, "Permission denied", str(run_dir))
+
+        monkeypatch.setattr(alerts, "paused", unreadable)
+        time.sleep(0.1)  # several looks
+        tell("engine", "a line")
+        heard(hook)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "hooks.example/T0KEN-of-the-hook",
+        "ftp://x/T0KEN-of-the-hook",
+        "http:///T0KEN",
+        "http://x:port/T0KEN",
+        "http://x/T0KEN of",
+        "http://[x/T0KEN",
+    ],
+)
 def test_what_is_no_address_is_refused_without_showing_it(url: str, run: Path) -> None:
     with pytest.raises(ConfigError, match=f"{VARIABLE} is no HTTP address") as refused:
         Alerts(url, run, [])
