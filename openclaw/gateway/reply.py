@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, TypeVar
 
+from groundwork.tracing import record as record_span
 from openclaw.engine.client import GRAMMAR_PARAMETER, EngineClient, TokenChunk
 from openclaw.exceptions import EngineError, EngineRejectedError
 from openclaw.gateway.auth import Client
@@ -176,6 +177,17 @@ class Replies:
                 )
             self._metrics.turns.labels(kind=turn.kind, outcome=turn.finish_reason).inc()
             self._metrics.request_seconds.observe(turn.finished_at - turn.created_at)
+            record_span(
+                "request",
+                turn.created_at,
+                turn.finished_at - turn.created_at,
+                turn=turn.id,
+                kind=turn.kind,
+                outcome=turn.finish_reason,
+                prompt_tokens=len(turn.prompt_ids),
+                tokens=len(turn.response_ids),
+                version=turn.weight_versions[-1].version if turn.weight_versions else "",
+            )
             if len({span.version for span in turn.weight_versions}) > 1:
                 self._metrics.mixed_versions.inc()
 

@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
+from groundwork.tracing import record as record_span
 from openclaw.config.runtime import MIN_JUDGE_SECONDS
 from openclaw.config.runtime_variables import RuntimeVariables
 from openclaw.credit.baseline import record_judged
@@ -265,6 +266,14 @@ class JudgeWorker:
         else:
             self._metrics.judged.labels(outcome=decision.reason or "sample").inc()
             self._metrics.seconds.observe(verdict.seconds)
+            record_span(
+                "judge",
+                time.time() - verdict.seconds,
+                verdict.seconds,
+                turn=turn.id,
+                outcome=decision.reason or "sample",
+                votes=len(verdict.votes),
+            )
 
     async def _record(
         self, item: PendingTurn, verdict: Verdict, decision: SampleDecision, wish: Wish = None

@@ -47,6 +47,7 @@ from uvicorn.config import STARTUP_FAILURE
 from chat_codec.formats import reply_format
 from chat_codec.renderer import Renderer
 from chat_codec.reply_parser import Content, ReplyParser
+from groundwork import tracing
 from groundwork.exceptions import ConfigError
 from groundwork.garbage import collect_rarely
 from groundwork.process import watch_lifeline
@@ -395,8 +396,11 @@ def main() -> int:
         for name, value, source in config.describe():
             logger.debug("%s=%s (%s)", name, value, source)
         mark(config.run_dir, GATEWAY, Step.LOADED)
+        tracing.start("gateway")
         uvloop.run(serve(config))
     except (ConfigError, LedgerError) as error:
         print(f"openclaw.runtime: {error}", file=sys.stderr)
         return CONFIG_EXIT
+    finally:
+        tracing.stop()
     return 0

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 import uvloop
 from prometheus_client import CollectorRegistry
 
+from groundwork import tracing
 from groundwork.exceptions import ConfigError
 from groundwork.garbage import collect_rarely
 from groundwork.process import watch_lifeline
@@ -127,7 +128,11 @@ def main() -> None:
     set_up_logs(config)
     for descriptor in descriptors:
         os.set_inheritable(descriptor, False)
-    uvloop.run(serve_worker(config, number, topk, [socket.socket(fileno=descriptor) for descriptor in descriptors]))
+    tracing.start("gateway")
+    try:
+        uvloop.run(serve_worker(config, number, topk, [socket.socket(fileno=descriptor) for descriptor in descriptors]))
+    finally:
+        tracing.stop()
 
 
 if __name__ == "__main__":

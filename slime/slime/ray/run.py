@@ -22,6 +22,7 @@ import ray
 from ray import ObjectRef
 from ray.exceptions import RayTaskError
 
+from groundwork import tracing
 from groundwork.exceptions import ConfigError
 from groundwork.garbage import collect_rarely
 from groundwork.private_files import private_run_folder
@@ -168,6 +169,8 @@ class Run:
     def _start(self) -> None:
         self.life.to(Phase.STARTING)
         args, beginning = self.args, Beginning.read()
+        tracing.start("trainer")
+        self._resources.callback(tracing.stop)
         folders = [Path(args.save)] if args.save else []
         self._resources.enter_context(alerting(Path(args.run_dir), folders))
         os.environ.pop(VARIABLE, None)

@@ -13,6 +13,7 @@ reserve their cache. During a push the engines hold only their weights, and the 
 from __future__ import annotations
 
 import logging
+import time
 from typing import TYPE_CHECKING, TypeVar
 
 import ray
@@ -21,6 +22,7 @@ from ray.exceptions import RayActorError
 
 from groundwork.people import mark_of
 from groundwork.process import Stopped
+from groundwork.tracing import record as record_span
 from slime.args import Arguments
 from slime.backends.sglang_utils.engine import CACHE, WEIGHTS
 from slime.exceptions import EngineNodeLostError, LostError, TrainerError
@@ -104,6 +106,7 @@ class Engines:
         weights again, in at most ``PUSH_ATTEMPTS`` attempts. Any other failure is raised.
         """
         trainer, processes = self._processes.trainer, self._processes
+        began = time.time()
         for attempt in range(1, PUSH_ATTEMPTS + 1):
             try:
                 if connect:
@@ -111,6 +114,7 @@ class Engines:
                 self.version = trainer.update_weights()
                 if connect:
                     self._all_have_the_same(died=processes.value(processes.manager.weights_arrived()))
+                record_span("push", began, time.time() - began, version=self.version, attempts=attempt)
                 return
             except LostError:
                 raise

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from groundwork.paused import Paused, pause, paused, paused_people, resume, shown
 from groundwork.people import mark_of
 from groundwork.process import Stopped
+from groundwork.tracing import record as record_span
 from slime.args import Arguments
 from slime.exceptions import PluginError
 from slime.observability.metric_utils import STEPS
@@ -176,6 +177,9 @@ class Updates:
         else:
             update.state = State.HELD
         update.seconds = time.monotonic() - start
+        record_span(
+            "step", time.time() - update.seconds, update.seconds, step=rollout_id, state=update.state.name.lower()
+        )
         self.progress.stepped(update)
         if update.held is not None:
             self.fuses.pause(rollout_id, str(update.held), None if update.pauses else person)

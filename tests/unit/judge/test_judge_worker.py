@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry
 from lab.testkit.ledger_records import USER_NEXT, make_turn
 from lab.testkit.tiny_random import build_tokenizer
 from openclaw.exceptions import EngineRefusedError, EngineUnavailableError
+from openclaw.judge import worker as worker_module
 from openclaw.judge.client import JudgeClient, JudgeSampling
 from openclaw.judge.hygiene import Limits
 from openclaw.judge.teacher import TeacherScorer
@@ -103,7 +104,9 @@ def ledger(tmp_path: Path) -> Ledger:
     return Ledger(tmp_path / "ledger.sqlite")
 
 
-async def test_pending_turn_becomes_a_sample(ledger: Ledger) -> None:
+async def test_pending_turn_becomes_a_sample(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    spans: list[dict[str, Any]] = []
+    monkeypatch.setattr(worker_module, "record_span", lambda name, *times, **said: spans.append({"name": name, **said}))
     bench = Bench(ledger, FakeEngine(lambda _: "\\boxed{-1}"))
     bench.pend()
     async with bench.running():
@@ -114,6 +117,7 @@ async def test_pending_turn_becomes_a_sample(ledger: Ledger) -> None:
     [record] = ledger.judging.judged("session")
     assert [(vote.judge, vote.value) for vote in record.verdict.votes] == [("prm", -1)]
     assert bench.count("openclaw_judge_votes_total", judge="prm", value="-1") == 1
+    assert spans == [{"name": "judge", "turn": "turn-0", "outcome": "sample", "votes": 1}]
 
 
 async def test_a_verdict_of_a_log_is_kept_and_only_the_teacher_reads_it(ledger: Ledger) -> None:

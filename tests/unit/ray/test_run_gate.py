@@ -19,7 +19,7 @@ from slime.ray.reports import Reports
 from slime.ray.run import Run
 from slime.rollout.before_push import Answer, Decision, DecisionEndedError, Policies, Probe, Trained
 from slime.rollout.foreign_data_source import with_optional_methods
-from slime.updates import decisions
+from slime.updates import decisions, updates
 from slime.updates.decisions import PluginThread
 from slime.updates.update import State, Update
 from tests.unit.ray import test_run_restart
@@ -174,6 +174,10 @@ def test_a_refused_step_is_undone_and_the_next_one_trains(
 ) -> None:
     alerts: list[tuple[str, str]] = []
     monkeypatch.setattr(decisions, "tell", lambda *words: alerts.append(words))
+    steps: list[tuple[int, str]] = []
+    monkeypatch.setattr(
+        updates, "record_span", lambda name, *times, **said: steps.append((said["step"], said["state"]))
+    )
     run.repeat(loop)
     assert EVENTS == ["0: 0.0, 1: 0.5", "1: 1.0, 2: 1.5", "1: 1.0, 2: 1.5", "2: 2.0, 3: 2.5"]
     assert told(world) == [
@@ -184,6 +188,7 @@ def test_a_refused_step_is_undone_and_the_next_one_trains(
         "trainer 1 save 3", "manager 1 save 3",
     ]  # fmt: skip
     assert "step 1 is undone: worse; weights 1 keep serving, training goes on" in capsys.readouterr().out
+    assert steps == [(0, "accepted"), (1, "undone"), (2, "accepted"), (3, "accepted")]
     assert alerts == [("refused", "the gate refused the update of step 1; the weights of before serve")], (
         "without the reason"
     )

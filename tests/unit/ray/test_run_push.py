@@ -118,11 +118,14 @@ def test_engines_that_came_back_get_the_weights(monkeypatch: pytest.MonkeyPatch,
     run = make_run(monkeypatch, trainer, [2, 0])
     alerts: list[tuple[str, str]] = []
     monkeypatch.setattr(policy_engines, "tell", lambda *words: alerts.append(words))
+    spans: list[tuple[str, dict[str, Any]]] = []
+    monkeypatch.setattr(policy_engines, "record_span", lambda name, *times, **said: spans.append((name, said)))
     run.engines.recover()
     run.engines.recover()
     assert trainer.calls == ["connect", "push", "arrived"]
     assert "2 engine(s) restarted" in capsys.readouterr().out
     assert alerts == [("engine", "2 engine(s) died and were restarted")]
+    assert [(name, said["attempts"]) for name, said in spans] == [("push", 1)]
 
 
 @pytest.mark.parametrize(
