@@ -161,7 +161,7 @@ def _init(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     chat = chat_command(to.url)
     if key is not None:
         chat = f"(set -a; . {folder / run_files.VARIABLES}; {chat})"
-    _print_starts([f"chat: {chat}", *starts])
+    _print_starts([f"chat: {chat}", f"see what it learns: {root}/", *starts])
     return 0
 
 
@@ -174,7 +174,7 @@ def _connect(answers: Answers, home: Path, folder: Path) -> int:
     )
     key = f"{run_files.KEY}=KEY " if answers.key else ""
     print(f"\nnext:  {key}{chat_command(f'{root}/v1')}")
-    _print_starts(starts)
+    _print_starts([f"see what it learns: {root}/", *starts])
     return 0
 
 

@@ -89,6 +89,7 @@ def test_three_answers_are_enough_without_a_gpu(
     said = capsys.readouterr().out
     assert f"next:  bash {own}/start.sh\n" in said
     assert "chat: " in said
+    assert "see what it learns: http://127.0.0.1:30000/\n" in said
     assert set(files(home)) == {".config/openclaw-rl/run.env", ".config/openclaw-rl/start.sh"}
 
 
