@@ -6,6 +6,7 @@ The twin of ``README_zh.md`` is ``README.md``, that of ``instructions/zh/NAME.md
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from itertools import pairwise
@@ -18,9 +19,9 @@ from tests.page_commands.blocks import ROOT, SHELL, blocks_of, read_page
 FOLDER = Path("instructions/zh")
 INDEX = FOLDER / "README.md"
 ENGLISH = {"README_zh.md": "README.md"} | {
-    (FOLDER / page.name).as_posix(): f"instructions/{page.name}"
-    for page in sorted((ROOT / FOLDER).glob("*.md"))
-    if page.name != INDEX.name
+    page.relative_to(ROOT).as_posix(): f"instructions/{page.relative_to(ROOT / FOLDER).as_posix()}"
+    for page in sorted((ROOT / FOLDER).rglob("*.md"))
+    if page != ROOT / INDEX
 }
 """The English twin of each Chinese page."""
 FIRST_READ = ("first_run", "clients", "adapters", "gate", "lessons", "security", "ledger")
@@ -90,8 +91,7 @@ def test_the_pages_that_are_read_first_have_a_twin() -> None:
 class TestTwin:
     def test_links_and_is_linked(self, chinese: str) -> None:
         english = ENGLISH[chinese]
-        back = "README.md" if chinese == "README_zh.md" else f"../{Path(english).name}"
-        there = chinese if english == "README.md" else f"zh/{Path(chinese).name}"
+        back, there = (os.path.relpath(to, Path(page).parent) for page, to in ((chinese, english), (english, chinese)))
         assert beside(chinese) == f"[English]({back})"
         assert beside(english) == f"[中文]({there})", f"the third line of {english} has to link its Chinese twin"
 

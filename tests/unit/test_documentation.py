@@ -90,6 +90,7 @@ def pages(repository: Path) -> list[Path]:
         f"{GUIDES}/",
         "instructions/clients/",
         "instructions/zh/",
+        "instructions/zh/clients/",
         "benchmarks/",
         "requirements/",
         "agentrl/tasks/gui/osworld/",
@@ -188,6 +189,7 @@ def test_the_index_has_every_page(repository: Path) -> None:
         ("instructions", "guides/*.md"),
         ("instructions", "clients/*.md"),
         ("instructions/zh", "*.md"),
+        ("instructions/zh", "clients/*.md"),
         ("log", "*.md"),
     ):
         index = (repository / folder / "README.md").read_text()
