@@ -32,8 +32,8 @@ BELOW = f"{WINDOW}/"
 LOG_IN, LOG_OUT, STYLE = (f"{WINDOW}/{name}" for name in ("log_in", "log_out", "style.css"))
 HOURS = 12
 """A session's length."""
-MOST_SESSIONS = 4096
-"""Sessions at a time; a further one ends the oldest."""
+MOST_SESSIONS = 64
+"""Sessions of a key at a time; a further one ends its oldest, and nobody else's."""
 HEADERS = {
     "content-security-policy": (
         "default-src 'none'; style-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
@@ -84,7 +84,7 @@ class LogIns:
         return self._keyring.check(headers)
 
     def begin(self, key: str, response: Response, *, secure: bool) -> Client:
-        """Begin a session with ``key``, give its cookie to ``response``, and return who it is.
+        """Begin a session with ``key``, give its cookie to ``response``, and return who it is; without keys begin none.
 
         Raises:
             ApiError: 401 for an unknown key, 403 for the key of an episode.
@@ -92,12 +92,15 @@ class LogIns:
         client = self._keyring.check({"x-api-key": key})
         if client.episode is not None:
             raise ApiError(403, "the key of an episode opens no window; type the key of a person", code="episode_key")
-        now = self._clock()
-        self._sessions = {digest: each for digest, each in self._sessions.items() if each.until > now}
-        while len(self._sessions) >= MOST_SESSIONS:
-            del self._sessions[next(iter(self._sessions))]
+        if not self.needed:
+            return client
+        now, digest = self._clock(), key_digest(key)
+        self._sessions = {name: each for name, each in self._sessions.items() if each.until > now}
+        own = [name for name, each in reversed(self._sessions.items()) if each.key == digest]
+        for name in own[MOST_SESSIONS - 1 :]:
+            del self._sessions[name]
         token = secrets.token_urlsafe(32)
-        self._sessions[hashlib.sha256(token.encode()).digest()] = _Session(key_digest(key), now + HOURS * 3600)
+        self._sessions[hashlib.sha256(token.encode()).digest()] = _Session(digest, now + HOURS * 3600)
         response.set_cookie(
             self._cookie,
             token,

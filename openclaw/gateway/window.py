@@ -211,6 +211,10 @@ def add_window_routes(app: FastAPI, service: ChatService, own: AdapterDesk, view
     async def style(request: Request) -> Response:
         return Response(await views.style(), headers=HEADERS, media_type="text/css")
 
+    @route(LOG_IN, "GET")
+    async def reload(request: Request) -> Response:
+        return to_view("")  # where a browser loads the page of a wrong key again
+
     @route(LOG_IN, "POST")
     async def log_in(request: Request) -> Response:
         response = to_view("")

@@ -171,6 +171,9 @@ async def test_a_wrong_key_shows_nothing(site: Site, key: str) -> None:
     assert "This server has no such key." in answer.text
     assert (await browser.get("/window/learning", cookies={"openclaw_window_30000": "x"})).status_code == 401
     assert site.views.asked == []
+    for method in ("GET", "HEAD"):
+        again = await browser.request(method, "/window/log_in")
+        assert (again.status_code, again.headers["location"]) == (303, "/window/"), "the page is loaded again"
 
 
 async def test_a_form_has_few_fields(site: Site) -> None:
@@ -234,10 +237,11 @@ def httpx_response() -> Any:
     return Response()
 
 
-async def test_the_oldest_session_makes_room(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_oldest_session_of_a_key_makes_room(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("openclaw.gateway.log_in.MOST_SESSIONS", 2)
-    browsers = [await site.logged_in(name) for name in ("alice", "bob", "bob")]
-    assert [(await each.get("/window/learning")).status_code for each in browsers] == [401, 200, 200]
+    browsers = [await site.logged_in(name) for name in ("alice", "bob", "bob", "bob", "alice")]
+    statuses = [(await each.get("/window/learning")).status_code for each in browsers]
+    assert statuses == [200, 401, 200, 200, 200], "nobody ends the session of another key"
 
 
 @pytest.mark.parametrize(
@@ -293,6 +297,8 @@ async def test_without_keys_nobody_logs_in_and_foreign_hosts_get_nothing(open_si
     assert open_site.views.asked[0].logged_in is False
     answer = await browser.get("/window/learning", headers={"host": "evil.example"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (403, "host_not_allowed")
+    answer = await browser.post("/window/log_in", data={"key": "any"}, headers=OWN)
+    assert (answer.status_code, "set-cookie" in answer.headers) == (303, False)
 
 
 async def test_a_thumb_goes_the_way_of_all_feedback(site: Site) -> None:
