@@ -26,7 +26,7 @@ def render(asked: Asked, titles: Mapping[str, str], template: str, found: Mappin
     """Return the page of what a view found; ``titles``: of the views that the page leads to, by name."""
     page = _environment().get_template(f"{template}.html.jinja")
     links = {"window": WINDOW, "style": STYLE, "log_out": LOG_OUT}
-    return page.render(asked=asked, titles=titles, links=links, template=template, **found).encode()
+    return page.render(asked=asked, titles=titles, links=links, template=template, **found).encode(errors="replace")
 
 
 @cache

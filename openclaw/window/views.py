@@ -9,6 +9,7 @@ judged first replies are read in whole, as numbers.
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -106,7 +107,7 @@ class Window:
             raise UnknownViewError("there is nothing of that name, or it is not yours") from error
         if asked.form == "json":
             charts = {"charts": [asdict(chart) for chart in found["charts"]]} if "charts" in found else {}
-            return orjson.dumps(found | charts, option=orjson.OPT_NON_STR_KEYS)
+            return _as_json(found | charts)
         menu = {name: each.title for name, each in VIEWS.items() if each.in_menu}
         drawn = {"charts": [(chart, draw(chart)) for chart in found["charts"]]} if "charts" in found else {}
         return render(asked, menu, view.template, {"title": view.title} | found | drawn)
@@ -324,7 +325,8 @@ class Window:
         trained = self.ledger.waiting.tokens_since(now - FAIR_SECONDS, self.variables.practice_passes)
         last = max((at for at in (each.ready_since for each in waits.values()) if at is not None), default=0.0)
         total = trained.total()
-        names = sorted({*waits, *trained}) if asked.owner is None else [root(asked.owner)]
+        own = [] if _is_child(asked) else [asked.person]
+        names = sorted({*waits, *trained}) if asked.owner is None else own
         rows = [
             {
                 **asdict(waits.get(person, WaitingPerson(person))),
@@ -518,6 +520,13 @@ def _behind(live: str | None, oldest: str | None) -> int | None:
     """Return by how many updates a sample's weights are older than those that serve; None if nobody knows."""
     now, then = (None if version is None else updates_in(version) for version in (live, oldest))
     return None if now is None or then is None else now - then
+
+
+def _as_json(found: Found) -> bytes:
+    try:
+        return orjson.dumps(found, option=orjson.OPT_NON_STR_KEYS)
+    except orjson.JSONEncodeError:  # a text has half a surrogate pair, which no UTF-8 holds
+        return json.dumps(found, ensure_ascii=False).encode(errors="replace")
 
 
 def _is_child(asked: Asked) -> bool:

@@ -37,8 +37,8 @@ def look(window: Window, view: str, owner: str | None = None, form: Form = "json
 def talk(run: MadeRun, owner: str, words: str, score: int = 1, **changes: Any) -> str:
     """Let an owner ask with ``words`` and react, in a session of their own; return the turn."""
     session = stored_id(owner, f"s-{words[:20]}")
-    messages = [{"role": "user", "content": words}]
-    return run.talk(score, session_id=session, messages=messages, **changes)
+    changes = {"messages": [{"role": "user", "content": words}]} | changes
+    return run.talk(score, session_id=session, **changes)
 
 
 @pytest.fixture
@@ -365,6 +365,16 @@ def test_who_waits_for_what_and_for_how_long(run: MadeRun, window_of: Look, monk
     assert [(row["person"], row["ready"]) for row in own["people"]] == [("bob", 0)]
     assert (own["ready"], own["pending"], own["people"][0]["share"]) == (0, 0, None)
     assert "alice" not in look(window, "queue", "bob", "page")
+    child = look(window, "queue", "alice/phone")
+    assert (child["people"], child["ready"], child["pending"]) == ([], 0, 0), "what waits of a person is no child's"
+
+
+def test_half_a_surrogate_pair_hides_no_page(run: MadeRun, window_of: Look) -> None:
+    turn = talk(run, "bob", "cut emoji", messages=[{"role": "user", "content": "cut \ud83d here"}])
+    window = window_of(run)
+    for view, words in (("conversations", {}), ("conversation", {"id": "@bob:s-cut emoji"}), ("turn", {"id": turn})):
+        assert "cut ? here" in str(look(window, view, "bob", **words))
+        assert "cut ? here" in look(window, view, "bob", "page", **words)
 
 
 def test_the_lanes_show_when_what_was_done(run: MadeRun, window_of: Look) -> None:
