@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import getpass
 import os
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -160,7 +161,7 @@ def _init(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     print(f"\nnext:  {command}")
     chat = chat_command(to.url)
     if key is not None:
-        chat = f"(set -a; . {folder / run_files.VARIABLES}; {chat})"
+        chat = f"(set -a; . {shlex.quote(str(folder / run_files.VARIABLES))}; {chat})"
     _print_starts([f"chat: {chat}", f"see what it learns: {root}/", *starts])
     return 0
 

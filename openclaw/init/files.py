@@ -8,7 +8,9 @@ mode 0600, because it may hold a key, and is written whole or not at all.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +33,9 @@ def put(path: Path, text: str) -> str:
     if not path.exists():
         _write(path, text)
         return f"wrote      {shown_path(path)}"
-    beside = path.with_name(path.name + NEW)
-    _write(beside, text)
+    beside = next(each for each in _besides(path) if not os.path.lexists(each) or _read(each) == text)
+    if not beside.exists():
+        _write(beside, text)
     return f"kept       {shown_path(path)} differs and stays as it is; the new one is {shown_path(beside)}"
 
 
@@ -70,6 +73,13 @@ def add_to_json(path: Path, change: Callable[[Entry], None]) -> str | None:
         _write(kept, before or "")
     _write(path, after)
     return f"added to   {shown_path(path)}; as it was: {shown_path(kept)}"
+
+
+def _besides(path: Path) -> Iterator[Path]:
+    """Yield names beside a file; an earlier one may be a file that a person has changed."""
+    yield path.with_name(path.name + NEW)
+    for number in count(2):
+        yield path.with_name(f"{path.name}{NEW}-{number}")
 
 
 def _read(path: Path) -> str | None:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from groundwork.checkpoint_names import LATEST
+from groundwork.exceptions import ConfigError
 from openclaw.init.machine import Run
 from openclaw.runtime.where import CHECKPOINTS_NAME
 
@@ -27,13 +28,20 @@ def new_key() -> str:
 
 
 def kept_key(folder: Path) -> str | None:
-    """Return the key in the file of variables of an earlier init; None without one."""
+    """Return the key in the file of variables of an earlier init; None without one.
+
+    Raises:
+        ConfigError: its line is none that a shell reads.
+    """
     try:
         lines = (folder / VARIABLES).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
         return None
     text = next((line.partition("=")[2] for line in lines if line.startswith(f"{KEY}=")), "")
-    return (shlex.split(text) or [None])[0]
+    try:
+        return (shlex.split(text) or [None])[0]
+    except ValueError as error:
+        raise ConfigError(f"{folder / VARIABLES}: the line of {KEY} has {str(error).lower()}; mend it") from error
 
 
 def variables_text(run: Run, variables: Mapping[str, str]) -> str:

@@ -260,6 +260,29 @@ def test_a_second_time_changes_nothing_and_a_file_of_the_person_stays(
     assert start.read_text() == "# mine\n"
     assert start.with_name("start.sh.new").read_text() == before[".config/openclaw-rl/start.sh"]
     assert "differs and stays as it is" in capsys.readouterr().out
+    mine = home / "mine"
+    mine.write_text("# mine too\n")
+    start.with_name("start.sh.new").unlink()
+    start.with_name("start.sh.new").symlink_to(mine)
+    for _ in range(2):
+        assert command.main(words) == 0
+        assert mine.read_text() == "# mine too\n", "nor is what lies beside it"
+        assert start.with_name("start.sh.new-2").read_text() == before[".config/openclaw-rl/start.sh"]
+    assert not start.with_name("start.sh.new-3").exists()
+
+
+def test_the_line_to_chat_is_one_that_a_shell_reads(
+    home: Path, stand_in_machine: StandInMachine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stand_in_machine.gpus(RTX_4090)
+    stand_in_machine.toolkit()
+    folder = home / "own files"
+    words = ["--yes", "--reach", "network", "--clients", "none", "--folder", str(folder)]
+    assert command.main(words) == 0
+    assert f"(set -a; . '{folder}/run.env'; " in capsys.readouterr().out
+    (folder / "run.env").write_text("SGLANG_API_KEY='half\n")
+    assert command.main(words) == 2
+    assert "the line of SGLANG_API_KEY has no closing quotation; mend it" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="no systemd-analyze")
