@@ -99,7 +99,11 @@ class WindowProcess:
                 logger.error("the window's process gave no answer for %g s", PATIENCE_SECONDS)
                 self._end()
                 break
-        raise ApiError(503, "the window cannot be shown now; load the page again", code="window_away")
+        raise ApiError(
+            503,
+            "the window cannot be shown now; load the page again, or read why in the log of the server",
+            code="window_away",
+        )
 
     async def _open(self) -> Channel:
         """Return the channel to the process, which is started if there is none."""
