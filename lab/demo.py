@@ -174,6 +174,7 @@ async def carry_out(options: argparse.Namespace, model: Path, started: float, be
         with console.status("starting"):
             await run.wait_ready()
         tell(console, f"serves   {settings.base_url}, after {time.monotonic() - started:.0f} s")
+        tell(console, f"watch    {settings.base_url.removesuffix('v1')} in a browser")
         ledger = Ledger(settings.ledger)
 
         likes = user_of(options).likes

@@ -142,8 +142,9 @@ class LedgerDataSource(DataSource):
             per += f", or when a session is over or quiet for {self.pace_settings.quiet_seconds:g} s"
         serves = f"serves   {self._runtime.api_url}; talk to it, and it learns: {per}"
         talk = f"talk     {chat_command(self._runtime.api_url)}, curl or any OpenAI client"
+        watch = f"watch    {self._runtime.api_url.removesuffix('v1')} in a browser"
         logs = f"logs     {shown_path(self.args.run_dir)}"
-        return Story((serves, talk, inspect, logs), (inspect,))
+        return Story((serves, talk, watch, inspect, logs), (inspect,))
 
     @property
     def runtime(self) -> RuntimeSupervisor:

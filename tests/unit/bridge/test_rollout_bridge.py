@@ -109,9 +109,10 @@ def source(args: Arguments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_the_terminal_learns_where_to_talk_and_where_to_look(args: Arguments, source: LedgerDataSource) -> None:
     story = source.story()
-    serves, talk, inspect, logs = story.start
+    serves, talk, watch, inspect, logs = story.start
     assert serves == f"serves   http://none/v1; talk to it, and it learns: a step per {args.rollout_batch_size} samples"
     assert talk.endswith("openclaw-rl chat --base-url http://none/v1, curl or any OpenAI client")
+    assert watch == "watch    http://none/ in a browser"
     assert inspect.endswith(f"openclaw-rl inspect {args.run_dir}")
     assert logs == f"logs     {args.run_dir}"
     assert story.end == (inspect,)
