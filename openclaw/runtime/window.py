@@ -29,6 +29,8 @@ IDLE_SECONDS = 900.0
 PATIENCE_SECONDS = 60.0
 """How long a look may take; the first one of a turn's story loads torch."""
 TRIES = 2
+MOST_LOOKS = 64
+"""Looks under way. A further one is refused, so that who loads hundreds of pages makes nobody wait until the time is over."""
 
 
 class WindowProcess:
@@ -54,7 +56,7 @@ class WindowProcess:
         """Return what a look shows.
 
         Raises:
-            ApiError: 503 if the process does not answer.
+            ApiError: 503 if the process does not answer, or `MOST_LOOKS` are under way.
         """
         return await self._ask(lambda channel: channel.ask("show", asked))
 
@@ -77,6 +79,8 @@ class WindowProcess:
             await asyncio.wait(self._ending)
 
     async def _ask(self, question: Callable[[Channel], Awaitable[bytes]]) -> bytes:
+        if self._under_way >= MOST_LOOKS:
+            raise ApiError(503, "too many pages are loaded at once; load this one again", code="window_busy")
         self._under_way += 1
         if self._timer is not None:
             self._timer.cancel()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
+import signal
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -402,6 +404,27 @@ async def test_the_process_ends_when_nobody_looks(start: Starter) -> None:
     assert await asyncio.to_thread(child.wait, 60.0) is not None
     assert views.pid is None
     await views.close()
+
+
+async def test_a_process_that_hangs_is_replaced_and_holds_few_looks(
+    start: Starter, exits: AsyncExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stack: Stack = await start()
+    views = WindowProcess(stack.service.config)
+    url = await served(exits, stack, views)
+    async with httpx.AsyncClient(base_url=url, trust_env=False, headers=BROWSER, timeout=60) as browser:
+        assert (await browser.get("/window/learning")).status_code == 200
+        assert views.pid is not None
+        os.kill(views.pid, signal.SIGSTOP)
+        monkeypatch.setattr("openclaw.runtime.window.PATIENCE_SECONDS", 1.0)
+        monkeypatch.setattr("openclaw.runtime.window.MOST_LOOKS", 2)
+        looks = asyncio.as_completed([browser.get("/window/learning") for _ in range(3)])
+        pages = [await page for page in looks]
+        assert [page.status_code for page in pages] == [503] * 3
+        assert "too many pages" in pages[0].text, "the third look is refused at once"
+        assert all("load the page again" in page.text for page in pages[1:])
+        monkeypatch.setattr("openclaw.runtime.window.PATIENCE_SECONDS", 60.0)
+        assert (await browser.get("/window/learning")).status_code == 200
 
 
 async def changed(browser: httpx.AsyncClient, path: str, **fields: str) -> tuple[int, str]:
