@@ -532,6 +532,11 @@ class Views:
         )
         return [(row["version"], row["score"]) for row in rows if belongs(row["session_id"], owner)]
 
+    def from_logs(self, owner: str | None = None) -> bool:
+        """Return whether ``owner`` (anybody: None) has turns that came as text."""
+        rows = self._database.rows("SELECT DISTINCT session_id FROM turns WHERE scored = 1")
+        return any(belongs(row["session_id"], owner) for row in rows)
+
     def conversations(self, owner: str | None, before: int, limit: int) -> list[Conversation]:
         """Return the sessions of ``owner`` (of everybody: None) that were active last, the latest first.
 

@@ -154,7 +154,7 @@ class Window:
             for version, score in self.ledger.views.first_scores(asked.owner)
             if (updates := updates_in(version)) is not None
         ]
-        evidence = FROM_LOGS if not scored and self.ledger.views.counts()["scored"] else evidence_of(scored)
+        evidence = FROM_LOGS if not scored and self.ledger.views.from_logs(asked.owner) else evidence_of(scored)
         rows = self._versions(asked)
         start = _number(asked.words.get("after"), 0)
         charts = [chart for chart in (liked_chart(evidence),) if chart]

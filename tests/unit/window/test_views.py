@@ -94,6 +94,15 @@ def test_an_owner_learns_of_weights_that_all_share_and_not_why(run: MadeRun, win
     assert look(window, "learning")["windows"][0]["judged"] == 5
 
 
+def test_replies_from_logs_are_told_to_whose_they_are(run: MadeRun, window_of: Look) -> None:
+    run.turn(session_id=stored_id("bob", "log"), scored=True, state="unscored")
+    window = window_of(run)
+    told = {
+        owner: "trains from logs" in look(window, "learning", owner)["sentence"] for owner in (None, "bob", "alice")
+    }
+    assert told == {None: True, "bob": True, "alice": False}
+
+
 def test_of_a_persons_own_adapter_the_person_learns_all(run: MadeRun, window_of: Look) -> None:
     for person in ("alice", "bob"):
         run.ledger.decisions.record(len(person), "refused", "1", f"worse for {person}", person=person)
