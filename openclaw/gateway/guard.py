@@ -53,10 +53,11 @@ from openclaw.gateway.errors import (
     stopping,
 )
 from openclaw.gateway.limits import Bodies, RateLimitError, RateLimits, take_body
-from openclaw.gateway.log_in import BELOW, LOG_IN, STYLE, WINDOW, LogIns, log_in_page
+from openclaw.gateway.log_in import LogIns, log_in_page
 from openclaw.gateway.metrics import GatewayMetrics
 from openclaw.gateway.reply import Reply
 from openclaw.gateway.under_way import InFlightRegistry
+from openclaw.gateway.window_views import BELOW, LOG_IN, STYLE, WINDOW
 from openclaw.privacy.secret_finder import looks_random, secret_finder
 
 OPEN_PATHS = frozenset({"/", "/healthz", LOG_IN, STYLE})

@@ -25,11 +25,8 @@ from starlette.responses import HTMLResponse, Response
 
 from openclaw.gateway.auth import Client, Keyring, key_digest, sent_key
 from openclaw.gateway.errors import ApiError
+from openclaw.gateway.window_views import BELOW, LOG_IN, STYLE
 
-WINDOW = "/window"
-BELOW = f"{WINDOW}/"
-"""How the paths of the window begin."""
-LOG_IN, LOG_OUT, STYLE = (f"{WINDOW}/{name}" for name in ("log_in", "log_out", "style.css"))
 HOURS = 12
 """A session's length."""
 MOST_SESSIONS = 64

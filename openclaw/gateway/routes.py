@@ -31,8 +31,8 @@ from openclaw.gateway.dialects import COUNT_TOKENS
 from openclaw.gateway.errors import ApiError, disk_full
 from openclaw.gateway.guard import client_of
 from openclaw.gateway.limits import take_body
-from openclaw.gateway.log_in import WINDOW
 from openclaw.gateway.stream import json_response
+from openclaw.gateway.window_views import WINDOW
 from openclaw.ledger.exceptions import LedgerFullError, UnknownRecordError
 from openclaw.ledger.sessions import Forgotten
 

@@ -32,11 +32,22 @@ from openclaw.gateway.errors import LIMIT_HEADER, ApiError, bad_request
 from openclaw.gateway.guard import WINDOW_FEEDBACK, client_of, note_reply
 from openclaw.gateway.lessons import LessonDesk
 from openclaw.gateway.limits import take_body
-from openclaw.gateway.log_in import HEADERS, LOG_IN, LOG_OUT, STYLE, WINDOW, LogIns, log_in_page
+from openclaw.gateway.log_in import HEADERS, LogIns, log_in_page
 from openclaw.gateway.routes import forget_meant
 from openclaw.gateway.stream import Connected
 from openclaw.gateway.turns import parse_feedback
-from openclaw.gateway.window_views import CHAT_NAME, Asked, ChangeError, Form, UnknownViewError, Views
+from openclaw.gateway.window_views import (
+    CHAT_NAME,
+    LOG_IN,
+    LOG_OUT,
+    STYLE,
+    WINDOW,
+    Asked,
+    ChangeError,
+    Form,
+    UnknownViewError,
+    Views,
+)
 from openclaw.owners import COMMAND_ANSWER, root, stored_id
 
 FIRST_VIEW = "learning"

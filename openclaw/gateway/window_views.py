@@ -12,6 +12,10 @@ from typing import Literal, NamedTuple, Protocol
 
 from openclaw.exceptions import OpenClawError
 
+WINDOW = "/window"
+BELOW = f"{WINDOW}/"
+"""How the paths of the window begin."""
+LOG_IN, LOG_OUT, STYLE = (f"{WINDOW}/{name}" for name in ("log_in", "log_out", "style.css"))
 Form = Literal["page", "json"]
 CHAT_NAME = re.compile(r"window-[0-9a-f]{12}")
 """What a conversation is called that somebody has in the window."""

@@ -14,8 +14,7 @@ from urllib.parse import urlencode
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from openclaw.gateway.log_in import LOG_OUT, STYLE, WINDOW
-from openclaw.gateway.window_views import Asked
+from openclaw.gateway.window_views import LOG_OUT, STYLE, WINDOW, Asked
 from openclaw.messages.preview import harmless, preview, shown_time
 from openclaw.window.lanes import draw_lanes
 

@@ -23,7 +23,6 @@ import orjson
 from groundwork.chat_messages import Message
 from groundwork.paused import waiting
 from openclaw.config.runtime_variables import RuntimeVariables
-from openclaw.doctor.diagnose import diagnose
 from openclaw.gate.rollback import why_not
 from openclaw.gate.versions import Version, versions_of
 from openclaw.gate.versions import open_run as open_gated
@@ -268,7 +267,7 @@ class Window:
         people = self.run.people_paused
         own = people if asked.owner is None else {who: note for who, note in people.items() if who == asked.owner}
         error = self.ledger.views.judge_error() if asked.owner is None else None
-        findings = diagnose(self.run) if asked.owner is None and asked.words.get("doctor") else None
+        findings = self._findings() if asked.owner is None and asked.words.get("doctor") else None
         return {
             "newest": newest,
             "certifies": self.variables.gate_certificate,
@@ -278,8 +277,13 @@ class Window:
             "judge_error": None if error is None else str(error),
             "certificates": rows[start : start + PAGE],
             "next": start + PAGE if len(rows) > start + PAGE else None,
-            "findings": None if findings is None else [finding.to_dict() for finding in findings],
+            "findings": findings,
         }
+
+    def _findings(self) -> list[Found]:
+        from openclaw.doctor.diagnose import diagnose  # a first page that nobody asks it of comes sooner
+
+        return [finding.to_dict() for finding in diagnose(self.run)]
 
     def mine(self, asked: Asked) -> Found:
         """Show a person's lessons, what they are worth, and the person's own adapter."""

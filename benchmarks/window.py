@@ -1,0 +1,162 @@
+"""Seconds of the window's pages on a run of many turns, and what people who look at them cost a reply.
+
+`python -m benchmarks.window [--full] [--json FILE]`. The run is that of `benchmarks.report`: 20,000 turns, with ``--full`` 100,000.
+A gateway with a stand-in engine serves it in a process of its own. A page's time is that of its request, the first one from a
+fresh process of the window. Then a client asks for streamed replies, in blocks by turns with and without five people, each of whom
+loads a page every second from another process; the figure is the median of the differences of the blocks' medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+from prometheus_client import CollectorRegistry
+
+from benchmarks.machine import describe_machine
+from benchmarks.report import FULL, QUICK, write_run
+from groundwork.command_line import output_file
+from groundwork.network import find_available_port
+from lab.testkit.engine import mock_engine
+from lab.testkit.tiny_random import build_tokenizer
+from openclaw.config.runtime import RuntimeConfig
+from openclaw.gateway.app import create_app
+from openclaw.gateway.chat import ChatService
+from openclaw.ledger.store import Ledger
+from openclaw.runtime.serve import GatewayServer
+from openclaw.runtime.window import WindowProcess
+
+VIEWS = ("learning", "health", "conversations", "mine", "queue", "machine", "chat")
+PEOPLE = 5
+BLOCKS, REPLIES = 8, 40
+RUNS = 5
+SECONDS = 120
+
+
+def serve(folder: str, port: int) -> None:
+    """Serve the run in ``folder`` until the process is ended."""
+
+    async def serving() -> None:
+        tokenizer = build_tokenizer()
+        reply = [*tokenizer.encode("Hello you.", add_special_tokens=False), tokenizer.eos_token_id]
+        async with mock_engine(lambda _: reply) as engine:
+            config = RuntimeConfig(
+                policy_url=engine.url,
+                tokenizer="tiny",
+                ledger=f"{folder}/ledger.sqlite",
+                run_dir=folder,
+                context_length=32768,
+                port=port,
+            )
+            registry = CollectorRegistry()
+            service = ChatService(config, tokenizer, Ledger(config.ledger or ""), registry)
+            app = create_app(service, registry, views=WindowProcess(config))
+            await GatewayServer(app, config, service.metrics).serve()
+
+    asyncio.run(serving())
+
+
+def look_on(url: str) -> None:
+    """Load a page every second for each of `PEOPLE`, until the process is ended."""
+    with httpx.Client(base_url=url, trust_env=False, timeout=SECONDS) as client:
+        for number in range(10**9):
+            started = time.monotonic()
+            for person in range(PEOPLE):
+                client.get(f"/window/{VIEWS[(number + person) % len(VIEWS)]}").raise_for_status()
+            time.sleep(max(0.0, 1.0 - (time.monotonic() - started)))
+
+
+@contextmanager
+def beside(target: Any, *given: Any) -> Iterator[None]:
+    """Run a function in a process of its own until the block ends."""
+    process = multiprocessing.get_context("spawn").Process(target=target, args=given)
+    process.start()
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.join()
+
+
+def timed(client: httpx.Client, path: str) -> float:
+    """Return the seconds that a page takes."""
+    started = time.perf_counter()
+    client.get(path).raise_for_status()
+    return time.perf_counter() - started
+
+
+def first_token(client: httpx.Client) -> float:
+    """Return the seconds until a streamed reply begins."""
+    body = {"messages": [{"role": "user", "content": "Hello?"}], "stream": True}
+    started = time.perf_counter()
+    seconds = 0.0
+    with client.stream("POST", "/v1/chat/completions", json=body) as answer:
+        for line in answer.iter_lines():
+            if not seconds and '"content":"' in line:
+                seconds = time.perf_counter() - started
+    return seconds
+
+
+def measure(folder: Path) -> dict[str, Any]:
+    """Return the seconds of each page, and the milliseconds that people who look cost."""
+    port = find_available_port()
+    url = f"http://127.0.0.1:{port}"
+    with (
+        beside(serve, str(folder), port),
+        httpx.Client(base_url=url, trust_env=False, timeout=SECONDS, follow_redirects=True) as client,
+    ):
+        deadline = time.monotonic() + SECONDS
+        while time.monotonic() < deadline:
+            try:
+                client.get("/healthz")
+                break
+            except httpx.TransportError:
+                time.sleep(0.05)
+        first = timed(client, "/window/")
+        pages = {view: min(timed(client, f"/window/{view}") for _ in range(RUNS)) for view in VIEWS}
+        turn = client.get("/window/json/conversations").json()["conversations"][0]["session"]
+        pages["conversation"] = min(timed(client, f"/window/conversation?id={turn}") for _ in range(RUNS))
+        for _ in range(REPLIES):
+            first_token(client)
+        alone, looked_at = [], []
+        for _ in range(BLOCKS):
+            alone.append(statistics.median(first_token(client) for _ in range(REPLIES)))
+            with beside(look_on, url):
+                time.sleep(2.0)  # until the process has begun
+                looked_at.append(statistics.median(first_token(client) for _ in range(REPLIES)))
+    later = statistics.median(b - a for a, b in zip(alone, looked_at, strict=True))
+    return {
+        "first_page_seconds": round(first, 3),
+        "page_seconds": {view: round(seconds, 3) for view, seconds in pages.items()},
+        "first_token_ms": round(1000 * statistics.median(alone), 2),
+        "first_token_later_ms": round(1000 * later, 2),
+    }
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.window", description=__doc__)
+    parser.add_argument("--full", action="store_true", help=f"{FULL:,} turns instead of {QUICK:,}")
+    parser.add_argument("--json", type=output_file, metavar="FILE", help="also write the numbers to this file")
+    options = parser.parse_args()
+    count = FULL if options.full else QUICK
+    with tempfile.TemporaryDirectory() as folder:
+        found = measure(write_run(Path(folder), count))
+    print(json.dumps(found, indent=1))
+    if options.json:
+        report = {"machine": describe_machine(), "turns": count, **found}
+        options.json.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
