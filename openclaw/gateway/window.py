@@ -231,7 +231,9 @@ def add_window_routes(app: FastAPI, service: ChatService, own: AdapterDesk, view
         response = to_view("")
         try:
             key = fields_of(request).get("key", "").strip()
-            log_ins.begin(key, response, secure=request.url.scheme == "https")
+            origin = request.headers.get("origin", "").lower()  # TLS may end at a proxy, which only the browser sees
+            secure = request.url.scheme == "https" or origin.startswith("https://")
+            log_ins.begin(key, response, secure=secure)
         except ApiError as error:
             service.metrics.unauthorized.inc()
             return log_in_page("This server has no such key." if error.status == 401 else error.message, error.status)

@@ -142,6 +142,7 @@ async def test_a_key_opens_the_window_until_one_logs_out(site: Site) -> None:
     for part in ("HttpOnly", "SameSite=strict", "Path=/window/", f"Max-Age={HOURS * 3600}"):
         assert part in cookie
     assert key_of("alice") not in cookie
+    assert "Secure" not in cookie
     page = await browser.get("/window/", follow_redirects=True)
     assert (page.status_code, page.text) == (200, "alice looks at alice")
     assert (await browser.get("/window/json/learning")).json() == {}
@@ -149,6 +150,12 @@ async def test_a_key_opens_the_window_until_one_logs_out(site: Site) -> None:
     assert (await browser.post("/window/log_out", headers=OWN)).status_code == 303
     assert not browser.cookies
     assert (await browser.get("/window/learning", cookies=kept)).status_code == 401
+
+
+async def test_the_cookie_is_for_tls_alone_also_behind_a_proxy(site: Site) -> None:
+    origin = {"origin": site.url.replace("http://", "https://")}
+    answer = await (await site.browser()).post("/window/log_in", data={"key": key_of("alice")}, headers=origin)
+    assert (answer.status_code, "; Secure" in answer.headers["set-cookie"]) == (303, True)
 
 
 async def test_an_admin_sees_all_and_a_child_its_own(site: Site) -> None:
