@@ -6,6 +6,7 @@ a stop, a crash and a boot. It names no key; the file of variables does, which o
 
 from __future__ import annotations
 
+import re
 import secrets
 import shlex
 from collections.abc import Mapping
@@ -19,6 +20,8 @@ from openclaw.runtime.where import CHECKPOINTS_NAME
 VARIABLES, START = "run.env", "start.sh"
 KEY = "SGLANG_API_KEY"
 KEY_BYTES = 24
+OTHER = re.compile(r"[^A-Za-z0-9:_.-]+")
+"""Characters that the name of no unit may have."""
 SOURCE = "https://github.com/Gen-Verse/OpenClaw-RL"
 
 
@@ -92,7 +95,8 @@ WantedBy=default.target
 
 def unit_name(folder: Path) -> str:
     """Return the name of the unit whose run has its files in ``folder``."""
-    return "openclaw-rl" if folder.name == "openclaw-rl" else f"openclaw-rl-{folder.name}"
+    name = OTHER.sub("-", folder.name)
+    return "openclaw-rl" if name == "openclaw-rl" else f"openclaw-rl-{name}"
 
 
 def _specifier(text: str) -> str:

@@ -293,13 +293,12 @@ def test_systemd_reads_the_unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     folder = tmp_path / 'a "100%" $run'
     assert command.main(["--yes", "--skip-checks", "--run", "cpu", "--systemd", "--folder", str(folder)]) == 0
     (unit,) = (tmp_path / ".config" / "systemd" / "user").iterdir()
-    plain = unit.with_name("openclaw-rl.service")
-    unit.rename(plain)  # a name with quotes would be refused for its own sake
+    assert unit.name == "openclaw-rl-a-100-run.service", "a name that systemd reads"
     monkeypatch.setenv(
         "SYSTEMD_UNIT_PATH", f"{unit.parent}:"
     )  # before those of the machine, which may have faults of their own
-    done = subprocess.run(["systemd-analyze", "verify", "--user", plain], capture_output=True, text=True, check=False)
-    assert [line for line in done.stderr.splitlines() if plain.name in line] == []
+    done = subprocess.run(["systemd-analyze", "verify", "--user", unit], capture_output=True, text=True, check=False)
+    assert [line for line in done.stderr.splitlines() if unit.name in line] == []
 
 
 # Texts of the pages.
