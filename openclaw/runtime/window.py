@@ -19,7 +19,7 @@ from groundwork.process import ChildProcess, spawn
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.gateway.channel import Channel, ChannelLostError
 from openclaw.gateway.errors import ApiError
-from openclaw.gateway.window_views import Asked
+from openclaw.gateway.window_views import Asked, ChangeError, UnknownViewError
 from openclaw.runtime.where import own_import_paths
 
 logger = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class WindowProcess:
         """Return what a look shows.
 
         Raises:
-            ApiError: 503 if the process does not answer, or `MOST_LOOKS` are under way.
+            ApiError: 503 if the process does not answer, or `MOST_LOOKS` are under way; 500 if it fails.
         """
         return await self._ask(lambda channel: channel.ask("show", asked))
 
@@ -103,6 +103,10 @@ class WindowProcess:
                 logger.error("the window's process gave no answer for %g s", PATIENCE_SECONDS)
                 self._end()
                 break
+            except (ApiError, UnknownViewError, ChangeError):
+                raise
+            except Exception as error:  # the process has logged it
+                raise ApiError(500, "this page cannot be made; read why in the log of the server") from error
         raise ApiError(
             503,
             "the window cannot be shown now; load the page again, or read why in the log of the server",

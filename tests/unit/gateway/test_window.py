@@ -6,8 +6,9 @@ import asyncio
 import os
 import re
 import signal
+import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -432,6 +433,20 @@ async def test_a_process_that_hangs_is_replaced_and_holds_few_looks(
         assert all("load the page again" in page.text for page in pages[1:])
         monkeypatch.setattr("openclaw.runtime.window.PATIENCE_SECONDS", 60.0)
         assert (await browser.get("/window/learning")).status_code == 200
+
+
+async def test_a_view_that_fails_is_a_page_that_says_so(start: Starter, exits: AsyncExitStack) -> None:
+    stack: Stack = await start()
+    url = await served(exits, stack, WindowProcess(stack.service.config))
+    async with httpx.AsyncClient(base_url=url, trust_env=False, headers=BROWSER, timeout=60) as browser:
+        with closing(sqlite3.connect(stack.service.config.ledger or "")) as other:
+            other.execute("ALTER TABLE turns RENAME TO elsewhere")
+            page, twin = [await browser.get(f"/window/{view}") for view in ("conversations", "json/conversations")]
+            other.execute("ALTER TABLE elsewhere RENAME TO turns")
+        assert (page.status_code, "this page cannot be made" in page.text) == (500, True)
+        assert page.headers["content-type"].startswith("text/html")
+        assert (twin.status_code, twin.json()["error"]["type"]) == (500, "server_error")
+        assert (await browser.get("/window/conversations")).status_code == 200
 
 
 async def changed(browser: httpx.AsyncClient, path: str, **fields: str) -> tuple[int, str]:
