@@ -425,12 +425,12 @@ async def test_a_process_that_hangs_is_replaced_and_holds_few_looks(
         assert views.pid is not None
         os.kill(views.pid, signal.SIGSTOP)
         monkeypatch.setattr("openclaw.runtime.window.PATIENCE_SECONDS", 1.0)
-        monkeypatch.setattr("openclaw.runtime.window.MOST_LOOKS", 2)
-        looks = asyncio.as_completed([browser.get("/window/learning") for _ in range(3)])
+        monkeypatch.setattr("openclaw.runtime.window.MOST_LOOKS", 1)
+        looks = asyncio.as_completed([browser.get("/window/learning") for _ in range(2)])
         pages = [await page for page in looks]
-        assert [page.status_code for page in pages] == [503] * 3
-        assert "too many pages" in pages[0].text, "the third look is refused at once"
-        assert all("load the page again" in page.text for page in pages[1:])
+        assert [page.status_code for page in pages] == [503, 503]
+        assert "too many pages" in pages[0].text, "the second look is refused at once"
+        assert "load the page again" in pages[1].text
         monkeypatch.setattr("openclaw.runtime.window.PATIENCE_SECONDS", 60.0)
         assert (await browser.get("/window/learning")).status_code == 200
 
