@@ -169,14 +169,14 @@ class Run:
     def _start(self) -> None:
         self.life.to(Phase.STARTING)
         args, beginning = self.args, Beginning.read()
+        beginning.mark(DRIVER, Step.LOADED)
+        if missing := missing_at_start(args):
+            raise ConfigError("; ".join(missing))
         tracing.start("trainer")
         self._resources.callback(tracing.stop)
         folders = [Path(args.save)] if args.save else []
         self._resources.enter_context(alerting(Path(args.run_dir), folders))
         os.environ.pop(VARIABLE, None)
-        beginning.mark(DRIVER, Step.LOADED)
-        if missing := missing_at_start(args):
-            raise ConfigError("; ".join(missing))
         placement = describe_placement(args)
         for line in placement.lines():
             say(line)
