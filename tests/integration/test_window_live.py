@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from prometheus_client import CollectorRegistry
 
 from lab.testkit.engine import mock_engine, serve
 from lab.testkit.tiny_random import build_tokenizer
+from lab.window_pictures import HEIGHT, SCHEMES, WIDTH, take
+from lab.window_pictures import VIEWS as PICTURED
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.gateway.app import create_app
 from openclaw.gateway.chat import ChatService
@@ -22,7 +25,7 @@ from tests.helpers.made_runs import MadeRun
 from tests.security import chromium
 
 playwright = pytest.importorskip("playwright.async_api", reason="install the gui extra")
-KEYS = "ann:ann-key-123456\nben:ben-key-123456\n"
+KEYS = "ann:ann-key-123456\nben:ben-key-123456\nroot (admin):root-key-123456\n"
 MOST_TABS = 80
 VIEWS = (
     "Is it healthy?",
@@ -179,6 +182,20 @@ async def test_every_view_fits_a_phone_and_can_be_read(opened: Opener, scheme: s
         colours.add((ink, paper))
     [(ink, paper)] = colours
     assert (sum(_numbers(ink)) < sum(_numbers(paper))) == (scheme == "light")
+
+
+async def test_the_tutorials_pictures_are_taken(opened: Opener, tmp_path: Path) -> None:
+    desk = await opened()
+    headers = {"authorization": "Bearer root-key-123456"}
+    with pytest.raises(LookupError, match="no turn of the newest conversations is in a step yet"):
+        await take(desk.url, tmp_path / "none", {"authorization": "Bearer ben-key-123456"}, chromium.find())
+    written = await take(desk.url, tmp_path / "pictures", headers, chromium.find())
+    assert sorted(path.name for path in written) == sorted(
+        f"{name}_{scheme}.png" for name in (*PICTURED, "turn") for scheme in SCHEMES
+    )
+    sizes = {Image.open(path).size for path in written}
+    assert sizes == {(WIDTH, HEIGHT)}
+    assert len({path.read_bytes() for path in written}) == len(written), "no two show the same"
 
 
 def _numbers(colour: str) -> list[int]:
