@@ -20,6 +20,7 @@ from openclaw.gate.certificate import Facts, certify
 from openclaw.gateway.app import create_app
 from openclaw.gateway.chat import ChatService
 from openclaw.ledger.store import Ledger
+from openclaw.runtime.window import WindowProcess
 
 MODEL = Path(__file__).resolve().parents[1] / "tiny_models" / "shipped"
 """The folder that it names as the model behind its turns."""
@@ -92,4 +93,4 @@ async def _serve(exits: AsyncExitStack, folder: Path, ledger: Ledger) -> str:
     config.validate()
     registry = CollectorRegistry()
     service = ChatService(config, tokenizer, ledger, registry)
-    return await exits.enter_async_context(serve(create_app(service, registry)))
+    return await exits.enter_async_context(serve(create_app(service, registry, views=WindowProcess(config))))
