@@ -15,12 +15,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import httpx
-from playwright.async_api import async_playwright
+from playwright.async_api import Error, async_playwright
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 WIDTH, HEIGHT = 1080, 720
 VIEWS = ("learning", "conversations", "machine")
 SCHEMES = ("light", "dark")
+PAGES = 10
+"""Of the newest conversations, among which a trained turn is looked for."""
 
 
 def addresses(url: str, headers: Mapping[str, str]) -> dict[str, str]:
@@ -39,14 +41,20 @@ def addresses(url: str, headers: Mapping[str, str]) -> dict[str, str]:
         def twin(view: str, **words: str) -> dict:
             return client.get(f"/window/json/{view}", params=words).raise_for_status().json()
 
-        for conversation in twin("conversations")["conversations"]:
-            if not conversation["samples"]["trained"]:
-                continue
-            for turn in twin("conversation", id=conversation["session"])["turns"]:
-                if any(sample["state"] == "trained" for sample in twin("turn", id=turn["id"])["samples"]):
-                    return {view: f"{url}/window/{view}" for view in VIEWS} | {
-                        "turn": f"{url}/window/turn?id={turn['id']}"
-                    }
+        words: dict[str, str] = {}
+        for _ in range(PAGES):
+            page = twin("conversations", **words)
+            for conversation in page["conversations"]:
+                if not conversation["samples"]["trained"]:
+                    continue
+                for turn in twin("conversation", id=conversation["session"])["turns"]:
+                    if any(sample["state"] == "trained" for sample in twin("turn", id=turn["id"])["samples"]):
+                        return {view: f"{url}/window/{view}" for view in VIEWS} | {
+                            "turn": f"{url}/window/turn?id={turn['id']}"
+                        }
+            if page["next"] is None:
+                break
+            words = {"before": str(page["next"])}
     raise LookupError("no turn of the newest conversations is in a step yet; try again after the next update")
 
 
@@ -94,7 +102,7 @@ def main() -> int:
     try:
         for path in asyncio.run(take(options.url.rstrip("/"), options.to, headers, browser)):
             print(path)
-    except (LookupError, httpx.HTTPError) as error:
+    except (LookupError, httpx.HTTPError, Error) as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 1
     return 0
