@@ -17,7 +17,8 @@ from pathlib import Path
 import httpx
 from playwright.async_api import Error, async_playwright
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+from agentrl.tasks.gui.browser.walled import NAMES
+
 WIDTH, HEIGHT = 1080, 720
 VIEWS = ("learning", "conversations", "machine")
 SCHEMES = ("light", "dark")
@@ -98,7 +99,7 @@ def main() -> int:
     options = parser.parse_args()
     key = os.environ.get("OPENCLAW_API_KEY")
     headers = {"authorization": f"Bearer {key}"} if key else {}
-    browser = next((path for path in map(shutil.which, BROWSERS) if path), None)
+    browser = next((path for path in map(shutil.which, NAMES) if path), None)
     try:
         for path in asyncio.run(take(options.url.rstrip("/"), options.to, headers, browser)):
             print(path)

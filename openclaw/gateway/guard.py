@@ -1,9 +1,10 @@
 """ASGI middleware in front of every route: page, key, body and limits before it, counters and access log after it.
 
 Guarantees: every route except `OPEN_PATHS` needs a key, including routes added later; below ``/window/`` a browser's log-in will
-do (`openclaw.gateway.log_in`), and the pages of no other origin get anything. The key of an episode opens `EPISODE_ROUTES` only. Without one, the body is not read. A request counts as under way once its body has arrived
-(`openclaw.gateway.limits`), so clients that send slowly take no place from others. Every answer has ``X-Request-Id``: the
-client's own if usable, otherwise the turn's, otherwise a new one.
+do (`openclaw.gateway.log_in`), and the pages of no other origin get anything. The key of an episode opens `EPISODE_ROUTES`
+only. Without one, the body is not read. A request counts as under way once its body has arrived (`openclaw.gateway.limits`), so
+clients that send slowly take no place from others. Every answer has ``X-Request-Id``: the client's own if usable, otherwise the
+turn's, otherwise a new one.
 
 A browser lets any page send requests to a loopback server, and a page whose name resolves to loopback even reads the
 answers (DNS rebinding). Starlette's ``TrustedHostMiddleware`` cannot read an IPv6 ``Host`` and answers in plain text, so

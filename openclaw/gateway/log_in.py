@@ -119,22 +119,36 @@ class LogIns:
         return hashlib.sha256(cookies.get(self._cookie, "").encode()).digest()
 
 
-def log_in_page(problem: str = "", status: int = 401) -> Response:
-    """Return the form for the key; it tells nothing of anybody."""
-    told = f'<p class="problem" role="alert">{escape(problem)}</p>' if problem else ""
+def plain_page(title: str, body: str, status: int, headers: Mapping[str, str] = HEADERS) -> Response:
+    """Return a narrow page that needs no view; ``body``: HTML whose texts are escaped."""
     return HTMLResponse(
         f"""<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<title>OpenClaw-RL: log in</title>
+<title>{title}</title>
 <link rel="stylesheet" href="{STYLE}">
 </head>
 <body class="narrow">
 <main>
 <h1>OpenClaw-RL</h1>
-<p>Type your key to see what the model learned from you. Your browser keeps it in no place; the page stays open for
+{body}
+</main>
+</body>
+</html>
+""",
+        status,
+        headers,
+    )
+
+
+def log_in_page(problem: str = "", status: int = 401) -> Response:
+    """Return the form for the key; it tells nothing of anybody."""
+    told = f'<p class="problem" role="alert">{escape(problem)}</p>' if problem else ""
+    return plain_page(
+        "OpenClaw-RL: log in",
+        f"""<p>Type your key to see what the model learned from you. Your browser keeps it in no place; the page stays open for
 {HOURS} hours, or until you log out.</p>
 {told}
 <form method="post" action="{LOG_IN}">
@@ -142,11 +156,6 @@ def log_in_page(problem: str = "", status: int = 401) -> Response:
 <input id="key" name="key" type="password" autocomplete="current-password" required autofocus>
 <button>Log in</button>
 </form>
-<p class="soft">Clients use the same key at <code>/v1</code>. Without a key of this server, ask its operator for one.</p>
-</main>
-</body>
-</html>
-""",
+<p class="soft">Clients use the same key at <code>/v1</code>. Without a key of this server, ask its operator for one.</p>""",
         status,
-        HEADERS,
     )

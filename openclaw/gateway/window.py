@@ -2,8 +2,9 @@
 
 ``GET /window/{view}`` is a page and ``GET /window/json/{view}`` its twin for programs; `openclaw.window` has the views.
 ``POST /window/log_in`` and ``/window/log_out`` are for browsers (`openclaw.gateway.log_in`). ``POST /window/say`` asks the model
-in a conversation of the window's own. The other forms change what routes of the API change: ``/window/feedback``, ``/window/lessons``, ``/window/adapter``, ``/window/forget``, ``/window/forget_conversation``, and for
-an admin ``/window/weights``. ``GET /window/export`` is a person's own adapter.
+in a conversation of the window's own. The other forms change what routes of the API change: ``/window/feedback``,
+``/window/lessons``, ``/window/adapter``, ``/window/forget``, ``/window/forget_conversation``, and for an admin
+``/window/weights``. ``GET /window/export`` is a person's own adapter.
 
 Guarantees: a key sees what it owns and its children own, an admin key everything; any other id gets the 404 of an unknown one.
 Nothing is rendered or read in this process: another one does (`openclaw.runtime.window`), so that a page costs no reply its
@@ -32,7 +33,7 @@ from openclaw.gateway.errors import LIMIT_HEADER, ApiError, bad_request
 from openclaw.gateway.guard import WINDOW_FEEDBACK, client_of, note_reply
 from openclaw.gateway.lessons import LessonDesk
 from openclaw.gateway.limits import take_body
-from openclaw.gateway.log_in import HEADERS, LogIns, log_in_page
+from openclaw.gateway.log_in import HEADERS, LogIns, log_in_page, plain_page
 from openclaw.gateway.routes import forget_meant
 from openclaw.gateway.stream import Connected
 from openclaw.gateway.turns import parse_feedback
@@ -79,22 +80,8 @@ def to_view(view: str, **words: str) -> Response:
 def _page(words: str, back: str = f"{WINDOW}/", status: int = 200, headers: Mapping[str, str] = HEADERS) -> Response:
     """Return a page that only says something, and leads back."""
     kind = 'class="told" role="status"' if status == 200 else 'class="problem" role="alert"'
-    return HTMLResponse(
-        f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>OpenClaw-RL</title>
-<link rel="stylesheet" href="{STYLE}">
-</head>
-<body class="narrow"><main><h1>OpenClaw-RL</h1><p {kind}>{escape(words)}</p>
-<p><a href="{escape(back)}">Go back</a></p></main></body>
-</html>
-""",
-        status,
-        headers,
-    )
+    body = f'<p {kind}>{escape(words)}</p>\n<p><a href="{escape(back)}">Go back</a></p>'
+    return plain_page("OpenClaw-RL", body, status, headers)
 
 
 def _problem(error: ApiError) -> Response:

@@ -15,12 +15,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
-from urllib.parse import urlsplit
 
 import httpx
 
 from groundwork.command_line import CommandLine, port_number
 from groundwork.exceptions import ConfigError
+from groundwork.network import is_http_url
 from openclaw.init import clients, machine, run_files
 from openclaw.init.clients import CLIENTS, Connection
 from openclaw.init.files import put
@@ -312,13 +312,9 @@ def _one_of(words: Mapping[str, object] | Sequence[str]) -> Callable[[str], str]
 
 
 def _url(text: str) -> str:
-    try:
-        parts = urlsplit(text)
-        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
-            return text
-    except ValueError:
-        pass
-    raise ConfigError(f"{text!r} is no URL; type one such as https://HOST:30000")
+    if not is_http_url(text):
+        raise ConfigError(f"{text!r} is no URL; type one such as https://HOST:30000")
+    return text
 
 
 def _judge(text: str) -> tuple[str, str]:

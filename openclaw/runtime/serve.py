@@ -306,14 +306,12 @@ async def serve(config: RuntimeConfig) -> None:
             except OSError as error:
                 raise ConfigError(str(error)) from error
         app = create_app(
-            *(
-                service,
-                workers.metrics if workers else registry,
-                keyring,
-                slots,
-                own,
-                workers.alive if workers else None,
-            ),
+            service,
+            workers.metrics if workers else registry,
+            keyring,
+            slots,
+            own,
+            workers.alive if workers else None,
             views=WindowProcess(config),
         )
         server = GatewayServer(app, config, service.metrics, sockets=() if workers else None)

@@ -6,6 +6,7 @@ import ipaddress
 import random
 import socket
 from pathlib import Path
+from urllib.parse import urlsplit
 
 QUIET_PORT = 30001
 """First port to hand out. Ray's workers use 10002 to 19999. SGLang takes rendezvous ports from 22000 to 29999 itself,
@@ -74,5 +75,14 @@ def is_loopback(host: str) -> bool:
         return True
     try:
         return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def is_http_url(text: str) -> bool:
+    """Return whether ``text`` is an absolute HTTP or HTTPS address with a host and a possible port."""
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         return False

@@ -7,8 +7,8 @@
     ended     the run ended with an error
 
 Guarantees: `tell` never waits, whatever the other side does: lines queue, and a thread of their own sends them, each with at most
-`ATTEMPTS` attempts, and to no other address: a redirection is not followed. What cannot be sent or queued is counted in a log. A line has numbers, causes and the run's name, never a word
-of a conversation or a person's name. The address is a secret, and no log or error has it. Without the variable nothing happens.
+`ATTEMPTS` attempts, and to no other address: a redirection is not followed. What cannot be sent or queued is counted in a log.
+A line has numbers, causes and the run's name, never a word of a conversation or a person's name. The address is a secret, and no log or error has it. Without the variable nothing happens.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from groundwork.exceptions import ConfigError
+from groundwork.network import is_http_url
 from groundwork.paused import Paused, paused, paused_people
 
 logger = logging.getLogger(__name__)
@@ -176,12 +176,7 @@ class Alerts:
 
 
 def _is_address(url: str) -> bool:
-    try:
-        parts = urlsplit(url)
-        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        return False
-    return usable and url.isascii() and url.isprintable() and " " not in url
+    return is_http_url(url) and url.isascii() and url.isprintable() and " " not in url
 
 
 _alerts: Alerts | None = None
