@@ -387,7 +387,7 @@ async def test_a_process_of_its_own_shows_a_real_ledger_and_comes_back(start: St
     views = WindowProcess(stack.service.config)
     url = await served(exits, stack, views)
     async with httpx.AsyncClient(base_url=url, trust_env=False, headers=BROWSER, timeout=60) as browser:
-        assert views.pid is None, "who never looks pays nothing"
+        assert views.process.pid is None, "who never looks pays nothing"
         page = await browser.get("/", follow_redirects=True)
         assert "Is it learning?" in page.text
         [style] = re.findall(r'<link rel="stylesheet" href="([^"]+)"', page.text)
@@ -395,22 +395,22 @@ async def test_a_process_of_its_own_shows_a_real_ledger_and_comes_back(start: St
         listed = (await browser.get("/window/json/conversations")).json()["conversations"]
         assert [each["session"] for each in listed] == ["s"]
         assert (await browser.get("/window/turn?id=nobody")).status_code == 404
-        first = views.pid
+        first = views.process.pid
         assert first is not None
-        assert views._child is not None
-        await asyncio.to_thread(views._child.kill)
+        assert views.process.child is not None
+        await asyncio.to_thread(views.process.child.kill)
         assert (await browser.get("/window/conversations")).status_code == 200
-        assert views.pid != first
+        assert views.process.pid != first
 
 
 async def test_the_process_ends_when_nobody_looks(start: Starter) -> None:
     stack: Stack = await start()
     views = WindowProcess(stack.service.config, idle_seconds=0.2)
     assert b"--ink" in await views.style()
-    child = views._child
+    child = views.process.child
     assert child is not None
     assert await asyncio.to_thread(child.wait, 60.0) is not None
-    assert views.pid is None
+    assert views.process.pid is None
     await views.close()
 
 
@@ -422,8 +422,8 @@ async def test_a_process_that_hangs_is_replaced_and_holds_few_looks(
     url = await served(exits, stack, views)
     async with httpx.AsyncClient(base_url=url, trust_env=False, headers=BROWSER, timeout=60) as browser:
         assert (await browser.get("/window/learning")).status_code == 200
-        assert views.pid is not None
-        os.kill(views.pid, signal.SIGSTOP)
+        assert views.process.pid is not None
+        os.kill(views.process.pid, signal.SIGSTOP)
         monkeypatch.setattr("openclaw.runtime.window.PATIENCE_SECONDS", 1.0)
         monkeypatch.setattr("openclaw.runtime.window.MOST_LOOKS", 1)
         looks = asyncio.as_completed([browser.get("/window/learning") for _ in range(2)])
