@@ -67,11 +67,12 @@ def text(rng: random.Random, words: int) -> str:
     return " ".join(rng.choices(WORDS, k=words))
 
 
-def turns(rng: random.Random, count: int) -> Iterator[tuple[Turn, str]]:
-    """Yield turns with the reaction to each; the liked share rises with the updates."""
+def turns(rng: random.Random, count: int, prompt: str = "") -> Iterator[tuple[Turn, str]]:
+    """Yield turns with the reaction to each; the liked share rises with the updates. Requests begin with ``prompt``, if any."""
     for number in range(count):
         session, index = divmod(number, 2)
-        asked = [{"role": "user", "content": text(rng, 250)}]
+        asked = [{"role": "system", "content": prompt}] if prompt else []
+        asked += [{"role": "user", "content": text(rng, 250)}]
         if index:
             asked += [{"role": "assistant", "content": text(rng, 120)}, {"role": "user", "content": text(rng, 60)}]
         at = START + SECONDS_PER_TURN * number
@@ -97,14 +98,21 @@ def turns(rng: random.Random, count: int) -> Iterator[tuple[Turn, str]]:
         )
 
 
-def write_run(folder: Path, count: int) -> Path:
-    """Write a run of ``count`` turns with its ledger, arguments and metrics; return its folder."""
+def write_run(folder: Path, count: int, prompt: str = "", trains: bool = True) -> Path:
+    """Write a run of ``count`` turns with its ledger, arguments and metrics; return its folder.
+
+    Args:
+        folder: of the run.
+        count: number of turns.
+        prompt: how each request begins.
+        trains: whether steps take the samples; otherwise all of them wait, while versions change as if they did.
+    """
     rng = random.Random(0)
     now = [0.0]
     args = Arguments(run_dir=str(folder), save=None, rollout_batch_size=BATCH)
     tracker = JsonLines(args)
     with closing(Ledger(folder / "ledger.sqlite", clock=lambda: now[0])) as ledger:
-        source = turns(rng, count)
+        source = turns(rng, count, prompt)
         step = ready = 0
         for _ in track(range(0, count, PER_TRANSACTION), "writing the run", transient=True):
             with ledger.transaction():
@@ -114,7 +122,8 @@ def write_run(folder: Path, count: int) -> Path:
                     turn = replace(turn, weight_versions=[VersionSpan(str(step), 0, REPLY_TOKENS)])
                     ready += _record(ledger, rng, turn, reaction, progress)
                     if ready >= BATCH:
-                        _step(ledger, tracker, rng, step, now[0])
+                        if trains:
+                            _step(ledger, tracker, rng, step, now[0])
                         step, ready = step + 1, ready - BATCH
     tracker.finish()
     return folder

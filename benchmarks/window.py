@@ -1,7 +1,8 @@
 """Seconds of the window's pages on a run of many turns, and what people who look at them cost a reply.
 
-`python -m benchmarks.window [--full] [--json FILE]`. The run is that of `benchmarks.report`: 20,000 turns, with ``--full`` 100,000.
-A gateway with a stand-in engine serves it in a process of its own. A page's time is that of its request, the first one from a
+`python -m benchmarks.window [--full] [--kib N] [--wait] [--json FILE]`. The run is that of `benchmarks.report`: 20,000 turns, with
+``--full`` 100,000. With ``--kib 16`` each request has 16 KiB more, as those of agents have; with ``--wait`` no step has taken a
+sample, so that all of them wait. A gateway with a stand-in engine serves it in a process of its own. A page's time is that of its request, the first one from a
 fresh process of the window. Then a client asks for streamed replies, in blocks by turns with and without five people, each of whom
 loads a page every second from another process; the figure is the median of the differences of the blocks' medians.
 """
@@ -12,11 +13,12 @@ import argparse
 import asyncio
 import json
 import multiprocessing
+import random
 import statistics
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ import httpx
 from prometheus_client import CollectorRegistry
 
 from benchmarks.machine import describe_machine
-from benchmarks.report import FULL, QUICK, write_run
+from benchmarks.report import FULL, QUICK, text, write_run
 from groundwork.command_line import output_file
 from groundwork.network import find_available_port
 from lab.testkit.engine import mock_engine
@@ -147,14 +149,20 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.window", description=__doc__)
     parser.add_argument("--full", action="store_true", help=f"{FULL:,} turns instead of {QUICK:,}")
+    parser.add_argument("--kib", type=int, default=0, metavar="N", help="begin each request with so many KiB of text")
+    parser.add_argument("--wait", action="store_true", help="let all samples wait for a step")
     parser.add_argument("--json", type=output_file, metavar="FILE", help="also write the numbers to this file")
     options = parser.parse_args()
     count = FULL if options.full else QUICK
     with tempfile.TemporaryDirectory() as folder:
-        found = measure(write_run(Path(folder), count))
+        prompt = text(random.Random(1), 256 * options.kib)[: 1024 * options.kib]
+        run = write_run(Path(folder), count, prompt, trains=not options.wait)
+        with closing(Ledger(run / "ledger.sqlite")) as ledger:
+            ready = ledger.samples.ready_count()
+        found = measure(run)
     print(json.dumps(found, indent=1))
     if options.json:
-        report = {"machine": describe_machine(), "turns": count, **found}
+        report = {"machine": describe_machine(), "turns": count, "kib": options.kib, "ready": ready, **found}
         options.json.write_text(json.dumps(report, indent=1) + "\n")
 
 

@@ -218,7 +218,7 @@ def encode_sample(sample: Sample) -> dict[str, Any]:
         text = json.dumps(values)
     except TypeError as error:
         raise ValueError(f"a sample may hold only plain Python values: {error}") from error
-    return {"sample": text, **columns}
+    return {"sample": text, "oldest_version": next(iter(sample.weight_versions), None), **columns}
 
 
 def decode_sample(row: Row) -> Sample:

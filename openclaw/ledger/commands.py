@@ -32,7 +32,7 @@ from openclaw.ledger.codec import decode_sample, decode_turn, decode_verdict
 from openclaw.ledger.conversations import import_conversations, write_conversations, write_pictures
 from openclaw.ledger.damage import check_file
 from openclaw.ledger.exceptions import LedgerDamagedError, LedgerError, UnknownRecordError
-from openclaw.ledger.schema import create_triggers, drop_triggers, fill_people
+from openclaw.ledger.schema import create_triggers, drop_triggers, fill_people, fill_what_is_counted
 from openclaw.ledger.store import Ledger
 from openclaw.ledger.views import counted
 from openclaw.privacy.redactor import Redactor
@@ -155,6 +155,7 @@ def _copy_rows(
                 on_progress(min(total, done + result.kept[table] + result.lost[table]), total)
             done += limits[table]
         fill_people(connection)
+        fill_what_is_counted(connection)
         create_triggers(connection)
     on_progress(total, total)
     return result

@@ -118,6 +118,28 @@ def log_triggers_sql() -> list[str]:
     ]
 
 
+NO_REPLY_BEFORE = """instr(messages, '"role": "assistant"') = 0"""
+"""SQL: whether a turn's request has no earlier reply. `json.dumps` writes messages so; inside a text its quotes are escaped."""
+_FIRST_SCORES = (
+    "SELECT number, session_id, json_extract(weight_versions, '$[0].version') AS version, json_extract(verdict, '$.score')"
+    " AS score FROM verdicts JOIN turns ON turns.id = turn_id WHERE kind = 'main' AND copied = 0 AND scored = 0"
+    f" AND {NO_REPLY_BEFORE} AND version IS NOT NULL AND score IS NOT NULL"
+)
+
+
+def first_score_triggers_sql() -> list[str]:
+    """Return the statements that (re)create the triggers of ``first_scores``. A turn has a verdict only while it is judged."""
+    forget = "DELETE FROM first_scores WHERE number = (SELECT number FROM turns WHERE id = OLD.turn_id);"
+    enter = f"INSERT INTO first_scores {_FIRST_SCORES} AND turn_id = NEW.turn_id;"
+    triggers = {
+        "verdicts_first": f"AFTER INSERT ON verdicts BEGIN {enter} END",
+        "verdicts_again": f"AFTER UPDATE OF verdict ON verdicts BEGIN {forget} {enter} END",
+        "verdicts_deleted": f"AFTER DELETE ON verdicts BEGIN {forget} END",
+    }
+    dropped = [f"DROP TRIGGER IF EXISTS {name}" for name in triggers]
+    return dropped + [f"CREATE TRIGGER {name} {body}" for name, body in triggers.items()]
+
+
 _VERSION_1 = """
 CREATE TABLE sessions (
     id TEXT PRIMARY KEY,
@@ -462,6 +484,20 @@ UPDATE decisions SET why = substr(why, 1, instr(why, ' away from what ') + 15) |
  || substr(why, instr(why, ' liked: margin ')) WHERE instr(why, ' away from what owner ') AND instr(why, ' liked: margin ');
 """
 
+_VERSION_35 = """
+CREATE TABLE first_scores (      -- verdicts of first replies that the run itself gave; triggers keep it true
+    number INTEGER PRIMARY KEY,  -- of the turn
+    session_id TEXT NOT NULL,
+    version TEXT NOT NULL,       -- of the weights that sampled the reply's first token
+    score INTEGER NOT NULL
+);
+ALTER TABLE samples ADD COLUMN oldest_version INTEGER;  -- the first of the versions that sampled it
+-- They have every column that is asked for, so that no message and no sample is read.
+CREATE INDEX samples_ready ON samples(person, created_at, oldest_version, state) WHERE state = 'ready';
+CREATE INDEX turns_pending ON turns(session_id, next_state_at, state) WHERE state = 'pending';
+CREATE INDEX turns_scored ON turns(session_id, scored) WHERE scored = 1;
+"""
+
 
 def fill_baseline_owners(connection: sqlite3.Connection) -> None:
     """Set who gave the rewards that were recorded before their column existed."""
@@ -479,6 +515,14 @@ def fill_people(connection: sqlite3.Connection) -> None:
     ).fetchall()
     people = [(root(owner_of(session_id)), sample_id) for sample_id, session_id in rows]
     connection.executemany("UPDATE samples SET person = ? WHERE id = ?", people)
+
+
+def fill_what_is_counted(connection: sqlite3.Connection) -> None:
+    """Set what the window counts of verdicts and samples that were recorded before version 35."""
+    connection.execute(f"INSERT OR REPLACE INTO first_scores {_FIRST_SCORES}")
+    connection.execute(
+        "UPDATE samples SET oldest_version = json_extract(sample, '$.weight_versions[0]') WHERE oldest_version IS NULL"
+    )
 
 
 def fill_conversations(connection: sqlite3.Connection) -> None:
@@ -574,6 +618,7 @@ MIGRATIONS: tuple[Migration, ...] = (
     Migration(32, "an index of the turns of a person", _VERSION_32),
     Migration(33, "indexes of a person's steps and decisions", _VERSION_33),
     Migration(34, "refusals that name nobody", _VERSION_34),
+    Migration(35, "scores of first replies, and indexes of what waits", _VERSION_35, fill_what_is_counted),
 )
 VERSION = MIGRATIONS[-1].version
 
@@ -616,13 +661,14 @@ def migrate(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def create_triggers(connection: sqlite3.Connection) -> None:
-    """Replace the triggers that enforce the tables of `openclaw.ledger.schema`, and that number verdicts."""
+    """Replace the triggers: those that enforce the tables of states, number verdicts and note first scores."""
     for statement in [
         *triggers_sql("turns", VALID_TURN_TRANSITIONS, FIRST_TURN_STATES),
         *triggers_sql("samples", VALID_SAMPLE_TRANSITIONS, FIRST_SAMPLE_STATES),
         *triggers_sql("lessons", VALID_LESSON_TRANSITIONS, FIRST_LESSON_STATES),
         *deletion_triggers_sql(),
         *log_triggers_sql(),
+        *first_score_triggers_sql(),
     ]:
         connection.execute(statement)
 

@@ -20,13 +20,12 @@ from openclaw.ledger.database import Database, sessions_of
 from openclaw.ledger.exceptions import UnknownRecordError
 from openclaw.ledger.records import BLAMED, SampleState, ScoreSource, Turn, TurnKind, TurnState, Verdict
 from openclaw.ledger.samples import STATED
+from openclaw.ledger.schema import NO_REPLY_BEFORE
 from openclaw.owners import owner_of, owns, root
 from slime.utils.types import Sample
 
 _PAGE = 2000
 _TEXTS = 200
-_ASSISTANT = '"role": "assistant"'
-"""As `json.dumps` writes it; inside a text its quotes are escaped, so it stands for a message."""
 _VOTES = (
     "(SELECT json_group_array(json_array(json_extract(value, '$.judge'), json_extract(value, '$.value'),"
     " json_extract(value, '$.invalid'))) FROM json_each(verdict, '$.votes'))"
@@ -35,7 +34,7 @@ _ELSEWHERE = "(copied = 1 OR scored = 1 OR state = 'unscored')"
 _TURNS = (
     "SELECT number, turns.id, session_id, kind, state, reason, created_at, finished_at, next_state_at, judged_at, judge_attempts,"
     " finish_reason, temperature, top_p, length(response_ids) / 4 AS response_tokens,"
-    f" instr(messages, '{_ASSISTANT}') = 0 AS is_first, {_ELSEWHERE} AS elsewhere,"
+    f" {NO_REPLY_BEFORE} AS is_first, {_ELSEWHERE} AS elsewhere,"
     f" CASE WHEN NOT {_ELSEWHERE} THEN json_extract(weight_versions, '$[0].version') END AS version,"
     " json_extract(verdict, '$.score') AS score, json_extract(verdict, '$.score_source') AS score_source,"
     " json_extract(verdict, '$.seconds') AS seconds, json_extract(verdict, '$.hint') IS NOT NULL AS hinted,"
@@ -524,12 +523,7 @@ class Views:
 
     def first_scores(self, owner: str | None = None) -> list[tuple[str, int]]:
         """Return the version and the score of each judged first reply to ``owner`` (to everybody: None), oldest first."""
-        rows = self._database.rows(
-            "SELECT session_id, json_extract(weight_versions, '$[0].version') AS version, json_extract(verdict, '$.score')"
-            " AS score FROM turns JOIN verdicts ON verdicts.turn_id = turns.id WHERE kind = 'main' AND state = 'judged'"
-            f" AND score IS NOT NULL AND version IS NOT NULL AND NOT {_ELSEWHERE} AND instr(messages, '{_ASSISTANT}') = 0"
-            " ORDER BY number"
-        )
+        rows = self._database.rows("SELECT session_id, version, score FROM first_scores ORDER BY number")
         return [(row["version"], row["score"]) for row in rows if belongs(row["session_id"], owner)]
 
     def from_logs(self, owner: str | None = None) -> bool:

@@ -120,14 +120,14 @@ class Waiting:
         """Return what waits of everybody, by person; those of whom nothing does are left out."""
         result: dict[str, WaitingPerson] = {}
         for row in self._database.rows(
-            "SELECT person, COUNT(*) AS ready, MIN(created_at) AS ready_since, MIN(CAST(json_extract(sample,"
-            " '$.weight_versions[0]') AS INTEGER)) AS oldest FROM samples WHERE state = 'ready' GROUP BY person"
+            "SELECT person, COUNT(*) AS ready, MIN(created_at) AS ready_since, MIN(CAST(oldest_version AS INTEGER)) AS oldest"
+            " FROM samples INDEXED BY samples_ready WHERE state = 'ready' GROUP BY person"
         ):
             oldest = None if row["oldest"] is None else str(row["oldest"])
             result[row["person"]] = WaitingPerson(row["person"], row["ready"], row["ready_since"], oldest)
         for row in self._database.rows(
-            f"SELECT {OWNERS_PERSON} AS person, COUNT(*) AS n, MIN(next_state_at) AS since FROM turns"
-            " WHERE state = 'pending' GROUP BY 1"
+            f"SELECT {OWNERS_PERSON} AS person, COUNT(*) AS n, MIN(next_state_at) AS since"
+            " FROM turns INDEXED BY turns_pending WHERE state = 'pending' GROUP BY 1"
         ):
             known = result.get(row["person"], WaitingPerson(row["person"]))
             result[row["person"]] = replace(known, pending=row["n"], pending_since=row["since"])

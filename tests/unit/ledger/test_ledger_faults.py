@@ -54,7 +54,7 @@ def turn_ids(ledger: Ledger) -> list[str]:
 
 def test_full_disk_is_named_and_writing_goes_on_when_there_is_room(small_disk: Path) -> None:
     ballast = small_disk / "ballast"
-    ballast.write_bytes(b"x" * 1_500_000)
+    ballast.write_bytes(b"x" * 1_400_000)
     ledger = Ledger(small_disk / "ledger.sqlite")
     taken = fill(ledger, "before")
     assert taken > 3
@@ -177,7 +177,7 @@ def written(tmp_path: Path) -> Path:
 
 def cut_tail(path: Path) -> None:
     with path.open("r+b") as file:
-        file.truncate(path.stat().st_size * 2 // 3 // PAGE * PAGE)
+        file.truncate(path.stat().st_size * 3 // 4 // PAGE * PAGE)
 
 
 def overwrite_middle(path: Path) -> None:
@@ -208,6 +208,7 @@ def test_damaged_file_is_refused_and_salvaged(written: Path, damage, capsys: pyt
     # The pages in the middle may be of an index, which holds nothing that is not elsewhere.
     assert 20 < len(kept) <= (99 if damage is cut_tail else 100)
     assert f"turns {len(kept)} kept" in " ".join(report.split())
+    assert len(ledger.views.first_scores()) == len(ledger.database.rows("SELECT 1 FROM verdicts"))
     assert all(ledger.turns.get(turn_id).prompt_ids == [1, 2, 3, 4] for turn_id in kept)
     assert ledger.database.rows("PRAGMA foreign_key_check") == []
     samples = ledger.samples.claim(0, 1000)

@@ -347,16 +347,19 @@ def test_verdicts_and_age_count_no_evidence_that_they_do_not_need(run: Run, monk
     """Evidence is read for lessons on trial alone, and age takes no write lock without a lesson to retire."""
     counted: list[str] = []
 
-    def score(verdict: str, _: str) -> int | None:
-        counted.append(verdict)
-        return json.loads(verdict)["score"]
+    def score(text: str, path: str) -> object:
+        if path != "$.score":
+            return json.loads(text)[0]["version"]
+        counted.append(text)
+        return json.loads(text)["score"]
 
     with run.ledger.transaction() as connection:
         connection.create_function("json_extract", 2, score)
     lesson = run.born("Keep answers short.")
     run.judge(run.turn(read=(lesson.id,)), 1)
-    assert counted, "the like made it active"
+    counted.clear()
     assert run.named(lesson.text).state == "active"
+    assert counted, "the like made it active"
     turn_id = run.turn(read=(lesson.id,))
     counted.clear()
     with run.ledger.transaction() as connection:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import shutil
 import sqlite3
@@ -162,3 +163,24 @@ def test_opening_again_makes_no_second_copy(old_file: Path) -> None:
     backup.unlink()
     Ledger(old_file).close()
     assert not backup.exists()
+
+
+def test_old_first_replies_and_what_waits_are_found(old_file: Path) -> None:
+    with closing(sqlite3.connect(old_file)) as connection:
+        judged = connection.execute(
+            "SELECT messages, weight_versions, verdict FROM turns JOIN verdicts ON turn_id = turns.id"
+            " WHERE kind = 'main' AND state = 'judged' ORDER BY number"
+        ).fetchall()
+        ready = connection.execute("SELECT sample, created_at FROM samples WHERE state = 'ready'").fetchall()
+    expected = [
+        (json.loads(versions)[0]["version"], score)
+        for messages, versions, verdict in judged
+        if (score := json.loads(verdict)["score"]) is not None
+        and all(message["role"] != "assistant" for message in json.loads(messages))
+    ]
+    with closing(Ledger(old_file)) as ledger:
+        assert ledger.views.first_scores() == expected != []
+        (person,) = [each for each in ledger.waiting.people() if each.ready]
+        versions = [min(map(int, json.loads(sample)["weight_versions"])) for sample, _ in ready]
+        assert (person.ready, person.ready_since) == (len(ready), min(at for _, at in ready))
+        assert person.oldest_version == str(min(versions))

@@ -15,8 +15,9 @@ from lab.testkit.ledger_records import USER_NEXT, judged_sample, make_turn
 from openclaw.credit.baseline import record_judged
 from openclaw.inspect import main, whole_id
 from openclaw.ledger.conversations import conversations
+from openclaw.ledger.copying import copy_run
 from openclaw.ledger.exceptions import UnknownRecordError
-from openclaw.ledger.records import Verdict, Vote
+from openclaw.ledger.records import Verdict, VersionSpan, Vote
 from openclaw.ledger.store import Ledger
 from openclaw.owners import stored_id
 from openclaw.training.samples import make_sample
@@ -172,3 +173,58 @@ def test_replies_that_fall_apart_are_counted_for_a_person_among_many(tmp_path: P
             record_judged(ledger, turn.id, Verdict(), [], "truncated" if name == "alice" else "score_zero")
         shares = [ledger.views.degenerate_share(("truncated",), person) for person in ("alice", "bob7", "carol", None)]
     assert shares == [1.0, 0.0, 0.0, 0.0]
+
+
+REPLY = {"role": "assistant", "content": "yes"}
+QUOTED = {"role": "user", "content": 'He wrote {"role": "assistant"} there.'}
+
+
+def test_first_replies_are_those_that_the_facts_say(tmp_path: Path) -> None:
+    cases = [
+        {},
+        {"messages": [*make_turn().messages, REPLY, *make_turn().messages]},
+        {"messages": [QUOTED]},
+        {"kind": "side"},
+        {"scored": True, "state": "unscored"},
+        {"weight_versions": []},
+        {"weight_versions": [VersionSpan("3", 0, 2), VersionSpan("4", 2, 3)], "session_id": stored_id("alice", "s")},
+    ]
+    with closing(Ledger(tmp_path / "ledger.sqlite")) as ledger:
+        for number, case in enumerate(cases):
+            for score in (1, -1, None):
+                turn_id = f"{number}-{score}"
+                recorded = ledger.turns.record(make_turn(turn_id, **case))
+                assert recorded is not None
+                if recorded.state == "waiting":
+                    ledger.turns.record_next_state(turn_id, USER_NEXT, 103.0)
+                    record_judged(ledger, turn_id, Verdict(score=score), [], "test")
+        with ledger.transaction() as connection:
+            ledger.turns.take_back(connection, "0--1")
+            connection.execute("UPDATE verdicts SET verdict = json_set(verdict, '$.score', 0) WHERE turn_id = '6--1'")
+        facts = [
+            (fact.version, fact.score)
+            for fact in ledger.views.turn_facts()
+            if fact.kind == "main"
+            and fact.is_first
+            and fact.state == "judged"
+            and None not in (fact.score, fact.version)
+        ]
+        assert ledger.views.first_scores() == facts == [("1", 1), ("1", 1), ("1", -1), ("3", 1), ("3", 0)]
+        assert ledger.views.first_scores("alice") == [("3", 1), ("3", 0)]
+        with closing(Ledger(tmp_path / "copy.sqlite")) as copy:
+            assert copy_run(ledger, copy, ledger.views.session_ids()).turns["test"] > 5
+            assert copy.views.first_scores() == [], "another run's weights gave these replies"
+        ledger.sessions.forget(stored_id("alice", "s"))
+        assert ledger.views.first_scores() == [("1", 1), ("1", 1), ("1", -1)]
+
+
+def test_what_the_window_asks_of_a_whole_run_reads_no_message(ledger: Ledger) -> None:
+    asked: list[str] = []
+    ledger.database.connection.set_trace_callback(asked.append)
+    ledger.waiting.people()
+    ledger.views.from_logs()
+    ledger.database.connection.set_trace_callback(None)
+    steps = [row["detail"] for sql in asked for row in ledger.database.rows(f"EXPLAIN QUERY PLAN {sql}")]
+    tables = [step for step in steps if step.startswith(("SCAN", "SEARCH"))]
+    assert len(tables) == 3
+    assert all("COVERING INDEX" in step for step in tables), tables
