@@ -20,7 +20,7 @@ from typing import Any
 
 from fastapi import Request, Response
 from prometheus_client import CollectorRegistry
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from chat_codec.detokenize import MARKERS, Vocabulary
 from chat_codec.formats import reply_format
@@ -599,28 +599,7 @@ class Completions:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a prompt, streamed or whole."""
         scope["route"] = self
-        metrics = self._service.metrics
-        async with AsyncExitStack() as until_sent:
-            until_sent.enter_context(suppress(ClientGoneError))
-            try:
-                response = await self._answer(Request(scope, receive), until_sent)
-            except ApiError as error:
-                count(metrics, error.status)
-                response = told(self._dialect.form(), error) if error.streamed else answer(error, scope)
-            except ClientGoneError:
-                count(metrics, CLIENT_GONE)
-                response = Response(status_code=CLIENT_GONE)
-            except asyncio.CancelledError:  # the time that the server gives its last requests is over
-                count(metrics, 503)
-                response = answer(stopping(), scope)
-            except Exception:
-                count(metrics, 500)
-                await answer(defect(), scope)(scope, receive, send)
-                raise
-            else:
-                if not isinstance(response, EventStream):
-                    count(metrics, 200)
-            await response(scope, receive, send)
+        await _Answered(self._service.metrics, self._dialect.form, self._answer)(scope, receive, send)
 
     async def _answer(self, request: Request, until_sent: AsyncExitStack) -> Response:
         """Return the response; a streamed reply lives until ``until_sent`` exits."""
@@ -638,6 +617,60 @@ class Completions:
             async with Connected(request.receive):
                 result = await reply.whole()
         return json_response(result, reply.headers)
+
+
+class _Answered:
+    """The answer that ``work`` makes of a request, or its error, as an ASGI application; counts either.
+
+    What ``work`` puts on the stack that it is given lives until the answer is sent.
+    """
+
+    def __init__(
+        self,
+        metrics: GatewayMetrics,
+        form: Callable[[], Form],
+        work: Callable[[Request, AsyncExitStack], Awaitable[Response]],
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        self._metrics = metrics
+        self._form = form
+        self._work = work
+        self._headers = headers or {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        metrics = self._metrics
+        async with AsyncExitStack() as until_sent:
+            until_sent.enter_context(suppress(ClientGoneError))
+            try:
+                response = await self._work(Request(scope, receive), until_sent)
+            except ApiError as error:
+                count(metrics, error.status)
+                response = told(self._form(), error) if error.streamed else answer(error, scope)
+            except ClientGoneError:
+                count(metrics, CLIENT_GONE)
+                response = Response(status_code=CLIENT_GONE)
+            except asyncio.CancelledError:  # the time that the server gives its last requests is over
+                count(metrics, 503)
+                response = answer(stopping(), scope)
+            except Exception:
+                count(metrics, 500)
+                await answer(defect(), scope)(scope, receive, send)
+                raise
+            else:
+                if not isinstance(response, EventStream):
+                    count(metrics, 200)
+            response.headers.update(self._headers)
+            await response(scope, receive, send)
+
+
+def streamed(service: ChatService, question: Question, client: Client, headers: Mapping[str, str]) -> ASGIApp:
+    """Return the answer of a route that streams the reply to its own ``question``; ``headers``: of the answer."""
+
+    async def work(request: Request, until_sent: AsyncExitStack) -> Response:
+        reply = await until_sent.enter_async_context(service.reply(question, {}, client))
+        return await _stream(service, request, reply)
+
+    return _Answered(service.metrics, lambda: question.form, work, headers)
 
 
 def told(form: Form, error: ApiError) -> Response:

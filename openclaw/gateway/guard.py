@@ -58,10 +58,10 @@ from openclaw.gateway.log_in import LogIns, log_in_page
 from openclaw.gateway.metrics import GatewayMetrics
 from openclaw.gateway.reply import Reply
 from openclaw.gateway.under_way import InFlightRegistry
-from openclaw.gateway.window_views import BELOW, LOG_IN, STYLE, WINDOW
+from openclaw.gateway.window_views import BELOW, LOG_IN, SCRIPT, STYLE, WINDOW
 from openclaw.privacy.secret_finder import looks_random, secret_finder
 
-OPEN_PATHS = frozenset({"/", "/healthz", LOG_IN, STYLE})
+OPEN_PATHS = frozenset({"/", "/healthz", LOG_IN, SCRIPT, STYLE})
 MODELS_PATH = "/v1/models"
 FEEDBACK_PATH = "/v1/feedback"
 WINDOW_FEEDBACK = f"{WINDOW}/feedback"

@@ -33,7 +33,8 @@ MOST_SESSIONS = 64
 """Sessions of a key at a time; a further one ends its oldest, and nobody else's."""
 HEADERS = {
     "content-security-policy": (
-        "default-src 'none'; style-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+        "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; "
+        "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
     ),
     "x-content-type-options": "nosniff",
     "referrer-policy": "same-origin",
@@ -41,7 +42,7 @@ HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-store",
 }
-"""Of every answer of the window: no script, nothing from elsewhere, in nobody's frame and no cache.
+"""Of every answer of the window: no script but its own file, nothing from elsewhere, in nobody's frame and no cache.
 
 The referrer policy is not ``no-referrer``, with which a browser sends a form with ``Origin: null``."""
 

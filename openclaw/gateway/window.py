@@ -1,6 +1,7 @@
 """The window: pages on which people see what the model learned from them, and say what they think.
 
 ``GET /window/{view}`` is a page and ``GET /window/json/{view}`` its twin for programs; `openclaw.window` has the views.
+The pages' own script (``/window/window.js``) is the only one that the content policy allows, and all works without it.
 ``POST /window/log_in`` and ``/window/log_out`` are for browsers (`openclaw.gateway.log_in`). ``POST /window/say`` asks the model
 in a conversation of the window's own. The other forms change what routes of the API change: ``/window/feedback``,
 ``/window/lessons``, ``/window/adapter``, ``/window/forget``, ``/window/forget_conversation``, and for an admin
@@ -9,7 +10,7 @@ in a conversation of the window's own. The other forms change what routes of the
 Guarantees: a key sees what it owns and its children own, an admin key everything; any other id gets the 404 of an unknown one.
 Nothing is rendered or read in this process: another one does (`openclaw.runtime.window`), so that a page costs no reply its
 time. A form changes what its key could change by the API, by the same code, and ends in a redirection, so that loading the page
-again repeats nothing. Pages hold no script; the content policy forbids any. Stateless.
+again repeats nothing. Stateless.
 """
 
 from __future__ import annotations
@@ -17,17 +18,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from html import escape
+from importlib.resources import files
+from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
 import orjson
 from fastapi import FastAPI, Request, Response
 from starlette.responses import HTMLResponse, RedirectResponse
+from starlette.types import ASGIApp
 
 from groundwork.chat_messages import Message
 from openclaw.config.bounds import FORM_FIELDS
 from openclaw.gateway.adapters import AdapterDesk
 from openclaw.gateway.auth import Client
-from openclaw.gateway.chat import ChatService, count
+from openclaw.gateway.chat import ChatService, count, streamed
 from openclaw.gateway.dialects import CHAT
 from openclaw.gateway.errors import LIMIT_HEADER, ApiError, bad_request
 from openclaw.gateway.guard import WINDOW_FEEDBACK, client_of, note_reply
@@ -35,12 +39,13 @@ from openclaw.gateway.lessons import LessonDesk
 from openclaw.gateway.limits import take_body
 from openclaw.gateway.log_in import HEADERS, LogIns, log_in_page, plain_page
 from openclaw.gateway.routes import forget_meant
-from openclaw.gateway.stream import Connected
+from openclaw.gateway.stream import Connected, EventStream
 from openclaw.gateway.turns import parse_feedback
 from openclaw.gateway.window_views import (
     CHAT_NAME,
     LOG_IN,
     LOG_OUT,
+    SCRIPT,
     STYLE,
     WINDOW,
     Asked,
@@ -52,6 +57,7 @@ from openclaw.gateway.window_views import (
 from openclaw.owners import COMMAND_ANSWER, root, stored_id
 
 FIRST_VIEW = "learning"
+TWINS = f"{WINDOW}/json/"
 SEE_OTHER = 303
 
 
@@ -69,6 +75,11 @@ def fields_of(request: Request) -> dict[str, str]:
     except ValueError as error:
         raise bad_request("the form cannot be read; load the page again") from error
     return {name: value.replace("\r\n", "\n") for name, value in pairs}
+
+
+def streams(request: Request) -> bool:
+    """Return whether the pages' script asks, which reads events and no page."""
+    return EventStream.media_type in request.headers.get("accept", "")
 
 
 def to_view(view: str, **words: str) -> Response:
@@ -139,8 +150,10 @@ async def change_weights(views: Views, fields: Mapping[str, str], client: Client
     return "asked"
 
 
-async def say(service: ChatService, fields: Mapping[str, str], request: Request) -> Response:
-    """Ask the model with a form's words, after the conversation that it names, and return to the conversation.
+async def say(service: ChatService, fields: Mapping[str, str], request: Request) -> ASGIApp:
+    """Ask the model with a form's words, after the conversation that it names.
+
+    Who accepts a stream gets the reply as chat completions stream it; anybody else returns to the conversation, which has it.
 
     Raises:
         ApiError: as a chat completion does; 400 without words or a conversation.
@@ -159,7 +172,10 @@ async def say(service: ChatService, fields: Mapping[str, str], request: Request)
         return [*last.messages, last.response_message]
 
     messages = [*await asyncio.to_thread(history), {"role": "user", "content": text}]
-    question = await service.question(CHAT, orjson.dumps({"messages": messages, "session_id": name}))
+    body = {"messages": messages, "session_id": name, "stream": streams(request)}
+    question = await service.question(CHAT, orjson.dumps(body))
+    if streams(request):
+        return streamed(service, question, client, HEADERS)
     try:
         async with service.reply(question, {}, client) as reply:
             async with Connected(request.receive):
@@ -190,24 +206,29 @@ def add_window_routes(app: FastAPI, service: ChatService, own: AdapterDesk, view
         except UnknownViewError as error:
             raise ApiError(404, str(error), code="not_found") from error
 
-    async def as_page(work: Awaitable[Response]) -> Response:
-        try:
-            return await work
-        except ApiError as error:
-            return _problem(error)
-
-    def route(path: str, *methods: str) -> Callable[[Callable[[Request], Awaitable[Response]]], None]:
-        def add(work: Callable[[Request], Awaitable[Response]]) -> None:
-            async def handle(request: Request) -> Response:
-                return await as_page(work(request))
+    def route(path: str, *methods: str) -> Callable[[Callable[[Request], Awaitable[ASGIApp]]], None]:
+        def add(work: Callable[[Request], Awaitable[ASGIApp]]) -> None:
+            async def handle(request: Request) -> Any:
+                try:
+                    return await work(request)
+                except ApiError as error:
+                    if not path.startswith(TWINS) and not streams(request):
+                        return _problem(error)
+                    return Response(orjson.dumps(error.body()), error.status, HEADERS, "application/json")
 
             app.router.add_route(path, handle, methods=list(methods), include_in_schema=False)
 
         return add
 
-    @route(STYLE, "GET")
-    async def style(request: Request) -> Response:
-        return Response(await views.style(), headers=HEADERS, media_type="text/css")
+    def file(path: str, media_type: str, *sources: tuple[str, str]) -> None:
+        body = b"\n".join(files(package).joinpath(name).read_bytes() for package, name in sources)
+
+        @route(path, "GET")
+        async def shown_file(request: Request) -> Response:
+            return Response(body, headers=HEADERS, media_type=media_type)
+
+    file(STYLE, "text/css", ("openclaw.report", "style.css"), ("openclaw.window", "style.css"))
+    file(SCRIPT, "text/javascript", ("openclaw.window", "window.js"))
 
     @route(LOG_IN, "GET")
     async def reload(request: Request) -> Response:
@@ -243,7 +264,7 @@ def add_window_routes(app: FastAPI, service: ChatService, own: AdapterDesk, view
         return to_view("turn", id=turn, said=said) if chat is None else to_view("chat", id=chat, said=said)
 
     @route(f"{WINDOW}/say", "POST")
-    async def talk(request: Request) -> Response:
+    async def talk(request: Request) -> ASGIApp:
         return await say(service, fields_of(request), request)
 
     @route(f"{WINDOW}/lessons", "POST")
@@ -281,12 +302,9 @@ def add_window_routes(app: FastAPI, service: ChatService, own: AdapterDesk, view
         await forget_meant(service, fields_of(request).get("id", ""), client_of(request.scope))
         return to_view("conversations")
 
-    @route(f"{WINDOW}/json/{{view}}", "GET")
+    @route(f"{TWINS}{{view}}", "GET")
     async def twin(request: Request) -> Response:
-        try:
-            body = await shown(request.path_params["view"], "json", request)
-        except ApiError as error:
-            return Response(orjson.dumps(error.body()), error.status, HEADERS, "application/json")
+        body = await shown(request.path_params["view"], "json", request)
         return Response(body, headers=HEADERS, media_type="application/json")
 
     @route(f"{WINDOW}/{{view}}", "GET")

@@ -15,7 +15,7 @@ from openclaw.exceptions import OpenClawError
 WINDOW = "/window"
 BELOW = f"{WINDOW}/"
 """How the paths of the window begin."""
-LOG_IN, LOG_OUT, STYLE = (f"{WINDOW}/{name}" for name in ("log_in", "log_out", "style.css"))
+LOG_IN, LOG_OUT, STYLE, SCRIPT = (f"{WINDOW}/{name}" for name in ("log_in", "log_out", "style.css", "window.js"))
 Form = Literal["page", "json"]
 CHAT_NAME = re.compile(r"window-[0-9a-f]{12}")
 """What a conversation is called that somebody has in the window."""
@@ -69,10 +69,6 @@ class Views(Protocol):
 
     async def accept(self) -> None:
         """Accept what the gate refused of the weights that all share; raise ChangeError."""
-        ...
-
-    async def style(self) -> bytes:
-        """Return the style sheet of all pages."""
         ...
 
     async def close(self) -> None:

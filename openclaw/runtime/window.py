@@ -50,10 +50,6 @@ class WindowProcess:
         """Accept what the gate refused of the weights that all share."""
         await self._ask(lambda channel: channel.ask("accept"))
 
-    async def style(self) -> bytes:
-        """Return the style sheet."""
-        return await self._ask(lambda channel: channel.ask("style"))
-
     async def close(self) -> None:
         """End the process."""
         await self.process.close()

@@ -14,7 +14,6 @@ import sys
 from groundwork.process import watch_lifeline
 from openclaw.gateway.channel import Channel
 from openclaw.gateway.window_views import Asked
-from openclaw.window.pages import style
 from openclaw.window.views import Window, open_window
 
 NICE = 5
@@ -35,7 +34,7 @@ async def answer(window: Window, descriptor: int) -> None:
         await asyncio.to_thread(window.accept)
         return b""
 
-    channel = Channel({"show": show, "style": style, "roll_back": roll_back, "accept": accept}, over.set)
+    channel = Channel({"show": show, "roll_back": roll_back, "accept": accept}, over.set)
     await channel.open(socket.socket(fileno=descriptor))
     await over.wait()
 

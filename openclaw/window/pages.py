@@ -1,20 +1,16 @@
-"""Renders what a view found as a page. Guarantees: every text is escaped, and has no control character; no script, no inline style.
-
-The style sheet is that of the report (`openclaw.report`), and what the window has besides.
-"""
+"""Renders what a view found as a page. Guarantees: every text is escaped, and has no control character; no inline script, no inline style."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from importlib.resources import files
 from typing import Any
 from urllib.parse import urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from openclaw.gateway.window_views import LOG_OUT, STYLE, WINDOW, Asked
+from openclaw.gateway.window_views import LOG_OUT, SCRIPT, STYLE, WINDOW, Asked
 from openclaw.messages.preview import harmless, preview, shown_time
 from openclaw.window.lanes import draw_lanes
 
@@ -24,14 +20,8 @@ PACKAGE = "openclaw.window"
 def render(asked: Asked, titles: Mapping[str, str], template: str, found: Mapping[str, Any]) -> bytes:
     """Return the page of what a view found; ``titles``: of the views that the page leads to, by name."""
     page = _environment().get_template(f"{template}.html.jinja")
-    links = {"window": WINDOW, "style": STYLE, "log_out": LOG_OUT}
+    links = {"window": WINDOW, "style": STYLE, "script": SCRIPT, "log_out": LOG_OUT}
     return page.render(asked=asked, titles=titles, links=links, template=template, **found).encode(errors="replace")
-
-
-@cache
-def style() -> bytes:
-    """Return the style sheet."""
-    return b"\n".join(files(package).joinpath("style.css").read_bytes() for package in ("openclaw.report", PACKAGE))
 
 
 @cache

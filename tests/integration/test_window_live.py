@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -21,12 +22,14 @@ from openclaw.gateway.chat import ChatService
 from openclaw.ledger.store import Ledger
 from openclaw.owners import stored_id
 from openclaw.runtime.window import WindowProcess
+from slime.contract.engine import StandInEngine
 from tests.helpers.made_runs import MadeRun
 from tests.security import chromium
 
 playwright = pytest.importorskip("playwright.async_api", reason="install the gui extra")
 KEYS = "ann:ann-key-123456\nben:ben-key-123456\nroot (admin):root-key-123456\n"
 MOST_TABS = 80
+MOST_TOKENS = 99
 VIEWS = (
     "Is it healthy?",
     "Conversations",
@@ -48,6 +51,7 @@ class Desk:
     asked: list[str]
     told: list[str]
     ledger: Ledger
+    engine: StandInEngine
 
     async def tab_to(self, name: str) -> None:
         """Press Tab until what has the focus is called ``name``."""
@@ -90,6 +94,7 @@ async def opened(tmp_path: Path) -> AsyncIterator[Opener]:
             ledger=str(folder / "ledger.sqlite"),
             run_dir=str(folder),
             context_length=2048,
+            engine_wait_seconds=2.0,
             api_keys_file=str(tmp_path / "keys"),
         )
         ledger = Ledger(config.ledger or "")
@@ -104,7 +109,7 @@ async def opened(tmp_path: Path) -> AsyncIterator[Opener]:
         async def open_page(**options: object) -> Desk:
             context = await browser.new_context(**options)
             page = await context.new_page()
-            desk = Desk(page, url, [], [], ledger)
+            desk = Desk(page, url, [], [], ledger, engine)
             page.on("request", lambda request: desk.asked.append(request.url))
             page.on("console", lambda message: desk.told.append(message.text))
             await page.goto(url)
@@ -136,7 +141,7 @@ async def test_everything_can_be_done_by_keyboard(opened: Opener) -> None:
     await desk.press("Turn 1")
     [(_, turn)] = desk.ledger.views.turns_of_session(stored_id("ann", "talk"), 0, 9)
     await desk.press("Bad reply")
-    assert "Thank you." in await page.locator("[role=status]").inner_text()
+    assert "Thank you." in await page.locator("main [role=status]").inner_text()
     await desk.tab_to("text")
     await page.keyboard.type("Please no bold.")
     await desk.press("Say it")
@@ -147,14 +152,18 @@ async def test_everything_can_be_done_by_keyboard(opened: Opener) -> None:
     ]
     await desk.press("Talk to it")
     await page.keyboard.type("Hello?")
-    await desk.press("Send")
+    await desk.tab_to("Send")
+    await page.keyboard.press("Enter")
+    await page.get_by_role("button", name="Good reply, turn 1").wait_for()
     assert "Hello you." in await page.locator(".reply").inner_text()
     assert await page.evaluate("document.activeElement.id") == "text", "one goes on typing"
     await page.keyboard.type("And again?")
-    await desk.press("Send")
+    await desk.tab_to("Send")
+    await page.keyboard.press("Enter")
+    await page.get_by_role("button", name="Good reply, turn 2").wait_for()
     assert await page.locator(".reply").count() == 2
     await desk.press("Good")
-    assert "Thank you." in await page.locator("[role=status]").inner_text()
+    assert "Thank you." in await page.locator("main [role=status]").inner_text()
     await desk.press("Lessons and adapter")
     await desk.tab_to("text")
     await page.keyboard.type("Keep answers short.")
@@ -166,6 +175,64 @@ async def test_everything_can_be_done_by_keyboard(opened: Opener) -> None:
     assert "Keep answers short." not in await page.content(), "no page is kept"
     assert {url.startswith(desk.url) for url in desk.asked} == {True}, "no request leaves the machine"
     assert [line for line in desk.told if "Content Security" in line or "Refused" in line] == []
+
+
+async def test_without_scripts_one_talks_as_well(opened: Opener) -> None:
+    desk = await opened(java_script_enabled=False)
+    await desk.page.keyboard.type("ann-key-123456")
+    async with desk.page.expect_navigation():
+        await desk.page.keyboard.press("Enter")
+    await desk.page.goto(f"{desk.url}/window/chat")
+    await desk.page.keyboard.type("Hello?")
+    async with desk.page.expect_navigation():
+        await desk.page.get_by_role("button", name="Send").press("Enter")
+    assert "Hello you." in await desk.page.locator(".reply").inner_text()
+
+
+async def test_a_reply_appears_while_it_is_written(opened: Opener) -> None:
+    desk = await opened()
+    page, engine = desk.page, desk.engine
+    await log_in(desk)
+    await desk.press("Talk to it")
+    gate = engine.token_gate = asyncio.Semaphore(2)
+    await page.keyboard.type("Hello?")
+    await desk.tab_to("Send")
+    await page.keyboard.press("Enter")
+    reply = page.locator(".reply")
+    await playwright.expect(reply).to_contain_text("He")
+    assert await reply.get_attribute("aria-busy") == "true"
+    assert await page.get_by_role("button", name="Good reply").count() == 0, "thumbs come at the end"
+    assert await page.evaluate("document.activeElement.id") == "text"
+    await page.keyboard.type("And then")
+    engine.token_gate = None
+    for _ in range(MOST_TOKENS):
+        gate.release()
+    await page.get_by_role("button", name="Good reply, turn 1").wait_for()
+    assert await reply.inner_text() == "reply, version 1\nHello you."
+    assert await page.locator("#text").input_value() == "And then", "what was typed meanwhile stays"
+    gate = engine.token_gate = asyncio.Semaphore(2)
+    await desk.tab_to("Send")
+    await page.keyboard.press("Enter")
+    await playwright.expect(page.locator(".reply").last).to_contain_text("He")
+    engine.fail_with, engine.break_after = [503] * MOST_TOKENS, 3
+    for _ in range(MOST_TOKENS):
+        gate.release()
+    alert = page.get_by_role("alert")
+    await alert.wait_for()
+    assert "engine" in await alert.inner_text()
+
+
+async def test_who_leaves_the_page_aborts_the_reply(opened: Opener) -> None:
+    desk = await opened()
+    await log_in(desk)
+    await desk.press("Talk to it")
+    desk.engine.token_gate = asyncio.Semaphore(2)
+    await desk.page.keyboard.type("Hello?")
+    await desk.tab_to("Send")
+    await desk.page.keyboard.press("Enter")
+    await playwright.expect(desk.page.locator(".reply")).to_contain_text("He")
+    await desk.press("Conversations")
+    await desk.engine.wait_for(lambda: len(desk.engine.aborted) == 1 and not desk.engine.running)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

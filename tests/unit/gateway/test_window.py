@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import httpx
+import orjson
 import pytest
 from prometheus_client import CollectorRegistry
 
@@ -48,9 +49,6 @@ class Echo:
             raise UnknownViewError("there is <b>nothing</b>")
         self.asked.append(asked)
         return b"{}" if asked.form == "json" else f"{asked.name} looks at {asked.owner}".encode()
-
-    async def style(self) -> bytes:
-        return b"body{}"
 
     async def roll_back(self, version: str) -> None:
         if version != "1":
@@ -128,7 +126,9 @@ async def test_a_browser_is_sent_to_the_window_and_asked_for_a_key(site: Site) -
     answer = await browser.get("/", follow_redirects=True)
     assert (answer.status_code, urlsplit(str(answer.url)).path) == (401, "/window/")
     assert 'action="/window/log_in"' in answer.text
-    assert (await browser.get("/window/style.css")).text == "body{}"
+    assert ":focus-visible" in (await browser.get("/window/style.css")).text
+    script = await browser.get("/window/window.js")
+    assert (script.headers["content-type"].split(";")[0], "use strict" in script.text) == ("text/javascript", True)
     assert site.views.asked == []
     told = await browser.get("/", headers={"accept": "application/json"})
     assert told.json()["needs_key"] is True
@@ -369,8 +369,8 @@ async def test_every_answer_is_locked_down(site: Site) -> None:
     for path in ("/window/learning", "/window/json/learning", "/window/style.css", "/window/nothing", "/window/"):
         headers = (await browser.get(path)).headers
         policy = headers["content-security-policy"]
-        assert policy.startswith("default-src 'none'; style-src 'self'; form-action 'self'")
-        assert "script-src" not in policy
+        own = "style-src 'self'; script-src 'self'; connect-src 'self'; form-action 'self'"
+        assert policy.startswith(f"default-src 'none'; {own}")
         assert "frame-ancestors 'none'" in policy
         assert (headers["cache-control"], headers["x-content-type-options"]) == ("no-store", "nosniff")
 
@@ -406,7 +406,7 @@ async def test_a_process_of_its_own_shows_a_real_ledger_and_comes_back(start: St
 async def test_the_process_ends_when_nobody_looks(start: Starter) -> None:
     stack: Stack = await start()
     views = WindowProcess(stack.service.config, idle_seconds=0.2)
-    assert b"--ink" in await views.style()
+    await views.show(Asked("conversations", {}, "json", "", "", "", logged_in=False))
     child = views.process.child
     assert child is not None
     assert await asyncio.to_thread(child.wait, 60.0) is not None
@@ -536,6 +536,44 @@ async def test_one_talks_in_the_window_as_with_any_client(site: Site) -> None:
     site.stack.say("Hello.")
     await bob.post("/window/say", data={"id": name, "text": "Hi"}, headers=OWN)
     assert len(site.stack.turns()[-1].messages) == 1, "a name of alice's is bob's own conversation"
+
+
+async def test_the_script_gets_the_reply_as_it_is_written(site: Site) -> None:
+    browser = await site.logged_in("alice")
+    form = {"id": "window-0123456789ab", "text": "What is 2 + 3?"}
+    headers = {**OWN, "accept": "text/event-stream"}
+    site.stack.say("It is 5.")
+    async with browser.stream("POST", "/window/say", data=form, headers=headers) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        assert "script-src 'self'" in answer.headers["content-security-policy"]
+        lines = [line.removeprefix("data: ") async for line in answer.aiter_lines() if line.startswith("data: ")]
+    assert lines[-1] == "[DONE]"
+    chunks = [orjson.loads(line) for line in lines[:-1]]
+    words = "".join(choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"])
+    [turn] = site.stack.turns()
+    assert (words, turn.response_message["content"]) == ("It is 5.", "It is 5.")
+    assert (turn.session_id, {chunk["id"] for chunk in chunks}) == ("@alice:window-0123456789ab", {turn.id})
+    answer = await browser.post("/window/say", data={**form, "text": " "}, headers=headers)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "text")
+    answer = await browser.post("/window/say", data={**form, "text": "x" * 20_000}, headers=headers)
+    assert (answer.status_code, "maximum context" in answer.json()["error"]["message"]) == (400, True)
+
+
+async def test_who_leaves_the_page_aborts_the_reply(site: Site) -> None:
+    browser = await site.logged_in("alice")
+    form = {"id": "window-0123456789ab", "text": "Count."}
+    engine = site.stack.engine
+    engine.token_gate = asyncio.Semaphore(2)
+    site.stack.say("one two three four")
+    headers = {**OWN, "accept": "text/event-stream"}
+    async with browser.stream("POST", "/window/say", data=form, headers=headers) as answer:
+        async for _ in answer.aiter_bytes():
+            break
+    await engine.wait_for(lambda: len(engine.aborted) == 1 and not engine.running)
+    async with asyncio.timeout(10):
+        while not site.stack.turns():
+            await asyncio.sleep(0.01)
+    assert [turn.reason for turn in site.stack.turns()] == ["aborted"]
 
 
 async def test_nothing_is_asked_without_words_or_a_conversation(site: Site) -> None:

@@ -1,0 +1,216 @@
+// Shows replies while they are written, and keeps an open page as the run is. Every page works without it.
+// It asks this server alone, and never changes a form that is in use: one that has the focus, or a field that was changed.
+"use strict";
+
+const main = document.querySelector("main");
+const live = document.getElementById("live");
+const FIELDS = "input:not([type=hidden]), textarea, select";
+let talking = false;
+
+// ---- Events of a response, as they come
+
+async function* events(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let held = "";
+  try {
+    for (;;) {
+      const { value, done } = await reader.read();
+      if (done) return;
+      const parts = (held + value).split("\n\n");
+      held = parts.pop();
+      for (const part of parts) {
+        const line = part.split("\n").find((each) => each.startsWith("data: "));
+        if (line) yield line.slice(6);
+      }
+    }
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+}
+
+async function problemOf(response) {
+  try {
+    return (await response.json()).error.message;
+  } catch {
+    return `The server answered ${response.status}.`;
+  }
+}
+
+// ---- A page becomes another one, node by node
+
+function changed(field) {
+  if (field.type === "checkbox") return field.checked !== field.defaultChecked;
+  if (field.tagName !== "SELECT") return field.value !== field.defaultValue;
+  const first = [...field.options].findIndex((each) => each.defaultSelected);
+  return field.selectedIndex !== Math.max(first, 0);
+}
+
+function inUse(form) {
+  return form.contains(document.activeElement) || [...form.querySelectorAll(FIELDS)].some(changed);
+}
+
+// What an element is, if it is more than its place; a form is what it would send.
+function nameOf(node) {
+  if (node.nodeType !== Node.ELEMENT_NODE) return "";
+  if (node.tagName === "FORM") {
+    const sent = [...node.querySelectorAll("input[type=hidden], button[name]")];
+    return node.getAttribute("action") + sent.map((each) => `&${each.name}=${each.value}`).join("");
+  }
+  return node.dataset.name ?? (node.id || node.getAttribute("href") || "");
+}
+
+const alike = (one, other) => one.nodeName === other.nodeName && nameOf(one) === nameOf(other);
+const isOwn = (node) => node.nodeType === Node.ELEMENT_NODE && node.dataset.own !== undefined;
+
+function remove(node) {
+  if (isOwn(node)) return;
+  if (node.nodeType === Node.ELEMENT_NODE) {
+    const forms = [...node.querySelectorAll("form"), ...(node.tagName === "FORM" ? [node] : [])];
+    if (forms.some(inUse)) return;
+  }
+  node.remove();
+}
+
+function become(old, fresh) {
+  if (old.isEqualNode(fresh)) return;
+  if (old.nodeType !== Node.ELEMENT_NODE) {
+    old.nodeValue = fresh.nodeValue;
+    return;
+  }
+  if (old.tagName === "FORM" && inUse(old)) return;
+  for (const { name } of [...old.attributes]) {
+    if (!fresh.hasAttribute(name) && !(name === "open" && old.tagName === "DETAILS")) old.removeAttribute(name);
+  }
+  for (const { name, value } of fresh.attributes) {
+    if (old.getAttribute(name) !== value && !(name === "open" && old.tagName === "DETAILS")) old.setAttribute(name, value);
+  }
+  let at = old.firstChild;
+  for (const next of [...fresh.childNodes]) {
+    let match = at;
+    while (match && isOwn(match)) match = match.nextSibling;
+    if (match && !alike(match, next) && nameOf(next)) {
+      while (match && !alike(match, next)) match = match.nextSibling;
+    }
+    if (!match || !alike(match, next)) {
+      old.insertBefore(document.importNode(next, true), at);
+      continue;
+    }
+    while (at && at !== match) {
+      const gone = at;
+      at = at.nextSibling;
+      remove(gone);
+    }
+    become(match, next);
+    at = match.nextSibling;
+  }
+  while (at) {
+    const gone = at;
+    at = at.nextSibling;
+    remove(gone);
+  }
+}
+
+class Gone extends Error {}
+
+async function refresh() {
+  const response = await fetch(location.href, { headers: { accept: "text/html" } });
+  if (response.status === 401) throw new Gone("You are logged out. Load this page again to log in.");
+  if (response.status === 404) throw new Gone("What this page shows is no longer there.");
+  if (!response.ok) throw new Error(`The server answered ${response.status}.`);
+  const page = new DOMParser().parseFromString(await response.text(), "text/html");
+  const focus = document.activeElement;
+  become(main, page.querySelector("main"));
+  if (document.activeElement !== focus) (focus.isConnected ? focus : main).focus({ preventScroll: true });
+}
+
+// ---- A conversation
+
+function part(kind, who) {
+  const element = document.createElement("div");
+  element.className = `text ${kind}`;
+  const name = document.createElement("b");
+  name.textContent = who;
+  const words = document.createTextNode("");
+  element.append(name, words);
+  return { element, words };
+}
+
+// Return where the page shows what it has no turn of yet.
+function ownPlace(form) {
+  const place = document.querySelector("[data-own]") ?? document.createElement("div");
+  place.dataset.own = "";
+  place.replaceChildren();
+  form.before(place);
+  return place;
+}
+
+async function hear(form, fields, asked, reply) {
+  const response = await fetch(form.action, {
+    method: "POST",
+    body: new URLSearchParams(fields),
+    headers: { accept: "text/event-stream" },
+  });
+  if (!response.headers.get("content-type")?.startsWith("text/event-stream")) throw new Error(await problemOf(response));
+  for await (const data of events(response)) {
+    if (data === "[DONE]") return reply.id;
+    const chunk = JSON.parse(data);
+    if (chunk.error) throw new Error(chunk.error.message);
+    reply.id = chunk.id;
+    const atEnd = innerHeight + scrollY >= document.documentElement.scrollHeight - 8;
+    for (const { delta } of chunk.choices) {
+      if (delta.content) reply.words.data += delta.content;
+      else if (delta.reasoning_content && !reply.words.data) reply.element.firstChild.textContent = "reply, thinking";
+    }
+    if (reply.words.data) reply.element.firstChild.textContent = "reply";
+    if (atEnd) scrollTo(0, document.documentElement.scrollHeight);
+  }
+  throw new Error("The connection ended before the reply did.");
+}
+
+const turns = () => main.querySelectorAll(":scope > .reply").length;
+
+async function talk(form) {
+  const fields = new FormData(form);
+  const place = ownPlace(form);
+  const [asked, reply] = [part("asked", "you"), part("reply", "reply")];
+  asked.words.data = fields.get("text");
+  reply.element.setAttribute("aria-busy", "true");
+  place.append(asked.element, reply.element);
+  const before = turns();
+  const { text } = form.elements;
+  const button = form.querySelector("button");
+  text.value = "";
+  text.focus({ preventScroll: true });
+  form.scrollIntoView({ block: "nearest" });
+  button.disabled = talking = true;
+  let problem = "";
+  try {
+    const id = await hear(form, fields, asked, reply);
+    history.replaceState(null, "", `${location.pathname}?id=${fields.get("id")}`);
+    if (id.startsWith("command-")) return; // no turn; it stays until the next words
+    place.replaceChildren();
+  } catch (error) {
+    problem = error.message;
+    if (!reply.words.data) {
+      reply.element.remove();
+      if (!text.value) text.value = fields.get("text");
+    }
+  } finally {
+    reply.element.removeAttribute("aria-busy");
+    button.disabled = talking = false;
+  }
+  await refresh().catch((error) => (problem ||= error.message));
+  if (!problem) return;
+  if (turns() > before) place.replaceChildren(); // the turn is in the conversation
+  const words = document.createElement("p");
+  words.className = "problem";
+  words.setAttribute("role", "alert");
+  words.textContent = problem;
+  place.append(words);
+}
+
+document.addEventListener("submit", (event) => {
+  if (event.target.dataset.stream === undefined || event.defaultPrevented) return;
+  event.preventDefault();
+  if (!talking) talk(event.target);
+});
