@@ -24,6 +24,7 @@ from tests.helpers.html_tags import Tags
 from tests.helpers.made_runs import MadeRun
 
 Look = Callable[..., Any]
+OWN_SCRIPT = '<script src="/window/window.js" defer></script>'
 ATTACK = '</textarea></style></title>"><script>alert(1)</script><img src=x onerror=alert(1)>\x1b[31m'
 
 
@@ -226,7 +227,7 @@ def test_whatever_people_and_models_write_is_text(run: MadeRun, window_of: Look)
     for view in VIEWS:
         for name in asked.get(view, [""]):
             page = look(window, view, form="page", id=name)
-            tags = Tags(page)
+            tags = Tags(page.replace(OWN_SCRIPT, "", 1))
             assert not tags.tags & {"script", "img", "iframe", "object", "base", "style"}, view
             assert not any(name.startswith("on") or name == "style" for name in tags.attributes), view
             assert "\x1b" not in page
