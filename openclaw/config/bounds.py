@@ -57,6 +57,9 @@ UNREAD_SECONDS = Bound("unread_seconds", 60, "seconds", "during which a client r
 BODY_STALL_SECONDS = Bound("body_stall_seconds", 30, "seconds", "during which no byte of a body arrives")
 BODY_SECONDS = Bound("body_seconds", 60, "seconds", "for a whole body, plus one for each 16 KiB that arrived")
 BODY_MEMORY = Bound("body_memory", 268435456, "bytes", "all bodies that no handler has taken yet")
+WRONG_KEYS = Bound(
+    "wrong_keys", 20, "requests", "with an unknown key per minute and address; a key that worked from there still does"
+)
 # Of a chat completion: what the tokenizer, the engine and the ledger get to see.
 PROMPT_CHARACTERS = Bound("prompt_characters", 16, "characters", "of prompt text, for each token of the context")
 MESSAGES = Bound("messages", 4096, "messages", "messages of a request")

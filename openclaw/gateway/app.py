@@ -32,7 +32,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from groundwork.exceptions import ConfigError
 from openclaw.config.bounds import BODY_MEMORY
 from openclaw.gateway.adapters import AdapterDesk, add_adapter_routes
-from openclaw.gateway.auth import EPISODE_KEY, Keyring, key_digest, sent_key
+from openclaw.gateway.auth import EPISODE_KEY, Keyring, key_digest, sender, sent_key
 from openclaw.gateway.chat import ChatService, Completions, count
 from openclaw.gateway.dialects import DIALECTS, RESPONSES, TEXT
 from openclaw.gateway.episodes import add_episode_routes
@@ -318,8 +318,12 @@ def create_worker_app(
             await shared.pass_on(scope, receive, send)
             return
         key = sent_key(RequestHeaders(scope))
+        digest, address = key_digest(key), sender(scope)
         if key.startswith(EPISODE_KEY):
-            await admit_episode(shared, keyring, key_digest(key))
+            await admit_episode(shared, keyring, digest)
+        elif keyring.names and not (keyring.worked(digest, address) or await shared.works(digest, address)):
+            await shared.pass_on(scope, receive, send)
+            return
         await guarded(scope, receive, send)
 
     return dispatch

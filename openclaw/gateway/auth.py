@@ -5,6 +5,11 @@ key is named ``PARENT/CHILD``; ``name (admin)`` marks an admin key. A line whose
 refused: quotes around it, a comment behind it, another digest than sha256. A key's name is the owner of what its clients
 send.
 
+Guessing has a limit: an address that sent `WRONG_KEYS` unknown keys within a minute gets 429 for the rest of it. It locks
+nobody else out: the limit is of that address alone, and there only for keys that have not worked from it before. Without
+that a guess that is right would pass, and the limit would hinder nobody. Keys of episodes and cookies of the window are
+random, so they always pass. Memory is bounded: of so many addresses, and of so many for each key.
+
 Guarantees: only digests are kept. Every check compares all of them in constant time, so that timing reveals neither a
 prefix of a key nor its owner. The keys of episodes, which the server makes itself, are random, shown once and found by
 their digest; one that has ended or expired is found no more. Logs contain names of keys, never keys. A file that other
@@ -16,20 +21,30 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
+import math
 import os
 import re
 import secrets
 import stat
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from ipaddress import IPv6Address, ip_address, ip_network
 from pathlib import Path
+from typing import Any
 
 from groundwork.exceptions import ConfigError
+from groundwork.network import is_loopback
+from openclaw.config.bounds import WRONG_KEYS
 from openclaw.config.runtime import key_problem
 from openclaw.gateway.errors import ApiError
+from openclaw.gateway.limits import RateLimitError
 from openclaw.owners import CHILD, ENVIRONMENT_NAME, EPISODE, LOCAL, MARK, NO_KEY_NAME, owns, split_id, stored_id
 from openclaw.privacy.secret_finder import kept_id
+
+logger = logging.getLogger(__name__)
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}(?:/[A-Za-z0-9._-]{1,64})*")
 ADMIN = re.compile(r"(.+?)\s*\(admin\)")
@@ -86,20 +101,95 @@ EVERYBODY = Client(NO_KEY_NAME, LOCAL, admin=True)
 """Every client of a server without keys."""
 
 
+ADDRESSES = 4096
+"""Of those that sent unknown keys within a minute; a further one replaces the first."""
+ADDRESSES_OF_A_KEY = 64
+"""From which a key is known to work; a further one replaces the one that was quiet for longest."""
+MINUTE = 60.0
+FORWARDED = b"x-forwarded-for"
+IPV6_PREFIX = 64
+"""Bits of an IPv6 address that say whose it is; whoever has one has all below it."""
+
+
+def sender(scope: Mapping[str, Any]) -> str:
+    """Return the address that sent a request of an ASGI scope; for IPv6 its network.
+
+    Of a proxy on this machine it is the last address of ``X-Forwarded-For``, the one that the proxy saw.
+    """
+    peer = scope["client"][0] if scope.get("client") else ""
+    if is_loopback(peer):
+        said = [value for name, value in scope["headers"] if name == FORWARDED]
+        seen = said[-1].decode("latin-1").rpartition(",")[2].strip() if said else ""
+        return _network(seen) or _network(peer)
+    return _network(peer)
+
+
+def _network(address: str) -> str:
+    """Return the network of one person, empty for what is no address."""
+    try:
+        parsed = ip_address(address)
+    except ValueError:
+        return ""
+    if isinstance(parsed, IPv6Address):
+        return str(parsed.ipv4_mapped or ip_network((int(parsed), IPV6_PREFIX), strict=False))
+    return str(parsed)
+
+
+class WrongKeys:
+    """How many unknown keys each address has sent in its minute, which begins with the first of them."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._counts: OrderedDict[str, tuple[float, int]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._counts)
+
+    def count(self, address: str) -> None:
+        """Count an unknown key.
+
+        Raises:
+            RateLimitError: if the address is at its limit.
+        """
+        self.check(address)
+        until, sent = self._counts.get(address, (self._clock() + MINUTE, 0))
+        self._counts[address] = until, sent + 1
+        if len(self._counts) > ADDRESSES:
+            self._counts.popitem(last=False)
+        if sent + 1 == WRONG_KEYS.most:
+            logger.warning("%d unknown keys came from %s; others have to wait", WRONG_KEYS.most, address)
+
+    def check(self, address: str) -> None:
+        """Raise RateLimitError if the address is at its limit."""
+        now = self._clock()
+        while self._counts and next(iter(self._counts.values()))[0] <= now:
+            self._counts.popitem(last=False)
+        until, sent = self._counts.get(address, (0.0, 0))
+        if sent >= WRONG_KEYS.most:
+            raise RateLimitError(
+                "wrong_keys",
+                f"your address has sent {WRONG_KEYS.most} unknown keys within a minute",
+                max(1, math.ceil(until - now)),
+            )
+
+
 class Keyring:
     """The keys by name; `reload` reads the file again."""
 
-    def __init__(self, key: str | None, path: str | None = None) -> None:
+    def __init__(self, key: str | None, path: str | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         """Read the keys.
 
         Args:
             key: from the environment.
             path: of the keys file.
+            clock: seconds, for the limit of unknown keys.
 
         Raises:
             ConfigError: if the file is unusable.
         """
         self.episodes = EpisodeKeys()
+        self.wrong = WrongKeys(clock)
+        self._worked: dict[bytes, OrderedDict[str, None]] = {}
         self._own: Keys = {ENVIRONMENT_NAME: Key(key_digest(key), OPERATOR)} if key else {}
         self.path = Path(path) if path else None
         self._keys = self._read()
@@ -121,27 +211,56 @@ class Keyring:
             ConfigError: if it is unusable; the previous keys remain valid.
         """
         self._keys = self._read()
+        known = {key.digest for key in self._keys.values()}
+        self._worked = {digest: addresses for digest, addresses in self._worked.items() if digest in known}
 
-    def check(self, headers: Mapping[str, str]) -> Client:
-        """Return who sends a request with these headers.
+    def check(self, headers: Mapping[str, str], address: str = "") -> Client:
+        """Return who sends a request with these headers from an address (`sender`).
 
         Raises:
-            ApiError: 401, if the key is missing or unknown.
+            ApiError: 401, if the key is missing or unknown; 429 instead of it and for a key that is new at the address,
+                if that has sent too many unknown ones.
         """
         key = sent_key(headers)
         keyless = not self._keys and self.path is None
         sent = key_digest(key)
         if (client := self.find(sent)) is not None:
+            self._admit(sent, address)
             return client
         if (minted := self.episodes.find(sent)) and (keyless or minted.parent in self._keys):
             return Client(minted.parent, minted.owner, episode=minted.episode)
         if keyless and not key.startswith(EPISODE_KEY):  # the key of an episode that has ended is nobody's
             return EVERYBODY
+        if key and not EPISODE_FORM.fullmatch(key):  # an agent may go on after its episode; nobody guesses such a key
+            self.wrong.count(address)
         raise ApiError(
             401,
             "missing or unknown key; send 'Authorization: Bearer KEY' with a key of this server",
             code="invalid_api_key",
         )
+
+    def worked(self, digest: bytes, address: str) -> bool:
+        """Return whether a key has worked from an address before."""
+        return address in self._worked.get(digest, ())
+
+    def works(self, digest: bytes, address: str) -> bool:
+        """Return whether a key works from an address now; like `check`, for a worker (`openclaw.gateway.shared`)."""
+        if self.find(digest) is None:
+            return False
+        try:
+            self._admit(digest, address)
+        except RateLimitError:
+            return False
+        return True
+
+    def _admit(self, digest: bytes, address: str) -> None:
+        addresses = self._worked.setdefault(digest, OrderedDict())
+        if address not in addresses:
+            self.wrong.check(address)
+            addresses[address] = None
+        addresses.move_to_end(address)
+        if len(addresses) > ADDRESSES_OF_A_KEY:
+            addresses.popitem(last=False)
 
     def find(self, digest: bytes) -> Client | None:
         """Return who has the key of a digest, or None; the key of an episode is nobody's here."""
@@ -240,6 +359,8 @@ def check_private(path: Path, variable: str) -> None:
 EPISODE_KEY = "sk-episode-"
 """How such a key begins, so that redaction finds it in a text (`openclaw.privacy.secret_finder`)."""
 KEY_LENGTH = 32
+EPISODE_FORM = re.compile(rf"{EPISODE_KEY}[\w-]{{43}}", re.ASCII)
+"""Of the keys that `new_key` makes."""
 
 
 def new_key() -> str:

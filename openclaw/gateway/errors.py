@@ -117,13 +117,15 @@ def is_below_messages(path: str) -> bool:
     return path == MESSAGES_PATH or path.startswith(f"{MESSAGES_PATH}/")
 
 
+def headers_of(error: ApiError) -> dict[str, str]:
+    """Return the headers that say when to try again, and which bound a request reached."""
+    headers = {} if error.retry_after is None else {"retry-after": str(error.retry_after)}
+    return headers if error.limit is None else {**headers, LIMIT_HEADER: error.limit}
+
+
 def answer(error: ApiError, scope: Mapping[str, Any]) -> Response:
     """Return the HTTP response to the request of an ASGI scope."""
-    headers = dict(_HEADERS.get(error.status, {}))
-    if error.retry_after is not None:
-        headers["retry-after"] = str(error.retry_after)
-    if error.limit is not None:
-        headers[LIMIT_HEADER] = error.limit
+    headers = {**_HEADERS.get(error.status, {}), **headers_of(error)}
     record = scope.get(REQUEST_SCOPE)
     body = error.body_at(scope["path"], record.id if record else None)
     return Response(orjson.dumps(body), error.status, headers, media_type="application/json")

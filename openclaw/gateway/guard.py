@@ -39,7 +39,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from groundwork.network import is_loopback
 from openclaw.config.bounds import FEEDBACK_BODY, LESSON_BODY
 from openclaw.config.runtime import RuntimeConfig, listed
-from openclaw.gateway.auth import Client, Keyring, sent_key
+from openclaw.gateway.auth import Client, Keyring, sender, sent_key
 from openclaw.gateway.dialects import EPISODE_DIALECTS
 from openclaw.gateway.errors import (
     CLIENT_GONE,
@@ -62,6 +62,8 @@ from openclaw.gateway.window_views import BELOW, LOG_IN, SCRIPT, STYLE, WINDOW
 from openclaw.privacy.secret_finder import looks_random, secret_finder
 
 OPEN_PATHS = frozenset({"/", "/healthz", LOG_IN, SCRIPT, STYLE})
+NOBODY = "-"
+"""The name of a key that is unknown."""
 MODELS_PATH = "/v1/models"
 FEEDBACK_PATH = "/v1/feedback"
 WINDOW_FEEDBACK = f"{WINDOW}/feedback"
@@ -177,10 +179,11 @@ class Guard:
                 self._doorway.check(headers)
                 if path.startswith(BELOW):
                     self._doorway.check_own(headers, changes=scope["method"] not in READING_METHODS)
-                if path == LOG_IN and scope["method"] in WITH_BODY:
-                    await self._bodies.read(scope, headers, receive, record.key, LESSON_BODY)
+                address = sender(scope)
+                if path == LOG_IN and scope["method"] in WITH_BODY:  # of strangers, each of whom has room of its own
+                    await self._bodies.read(scope, headers, receive, f"{record.key}{address}", LESSON_BODY)
                 if path not in OPEN_PATHS:
-                    record.client = self._client(path, headers)
+                    record.client = self._client(path, headers, address)
                     check_episode(record.client, scope["method"], path)
                     if scope["method"] in WITH_BODY:
                         form = FEEDBACK_BODY if path.startswith(BELOW) else None
@@ -192,7 +195,7 @@ class Guard:
                 self._on_refused(scope["path"], CLIENT_GONE)
                 return
             except ApiError as error:
-                self._note(error, record)
+                note_refusal(self._metrics, error, record.key)
                 self._on_refused(scope["path"], error.status)
                 asks = (
                     error.status == 401 and scope["path"].startswith(BELOW) and "text/html" in headers.get("accept", "")
@@ -208,18 +211,11 @@ class Guard:
             if limited:
                 await self._limits.leave(record.key, sum(record.tokens))
 
-    def _client(self, path: str, headers: Headers) -> Client:
+    def _client(self, path: str, headers: Headers, address: str) -> Client:
         """Return who sends a request; the window knows its browsers besides."""
         if self._log_ins is None or not path.startswith(BELOW):
-            return self._keyring.check(headers)
-        return self._log_ins.client(headers)
-
-    def _note(self, error: ApiError, record: RequestRecord) -> None:
-        """Count a refusal that has a metric of its own."""
-        if isinstance(error, RateLimitError):
-            self._metrics.rate_limited.labels(key=record.key, limit=error.limit).inc()
-        elif error.status == 401:
-            self._metrics.unauthorized.inc()
+            return self._keyring.check(headers, address)
+        return self._log_ins.client(headers, address)
 
     def _count(self, record: RequestRecord) -> None:
         if record.client is None:
@@ -229,6 +225,14 @@ class Guard:
         if record.reply is not None:
             self._metrics.key_tokens.labels(key=record.key, kind="prompt").inc(prompt)
             self._metrics.key_tokens.labels(key=record.key, kind="generated").inc(generated)
+
+
+def note_refusal(metrics: GatewayMetrics, error: ApiError, key: str = NOBODY) -> None:
+    """Count a refusal that has a metric of its own; ``key``: the name of the key."""
+    if isinstance(error, RateLimitError):
+        metrics.rate_limited.labels(key=key, limit=error.limit).inc()
+    elif error.status == 401:
+        metrics.unauthorized.inc()
 
 
 def check_episode(client: Client, method: str, path: str) -> None:
@@ -410,7 +414,7 @@ class RequestRecord:
     @property
     def key(self) -> str:
         """Name of the key, ``-`` until it is known."""
-        return "-" if self.client is None else self.client.name
+        return NOBODY if self.client is None else self.client.name
 
     @property
     def tokens(self) -> tuple[int, int]:

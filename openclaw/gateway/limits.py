@@ -38,7 +38,7 @@ from openclaw.config.runtime import RuntimeConfig
 from openclaw.gateway.errors import ApiError, ClientGoneError, bad_request, from_validation
 
 Body = TypeVar("Body", bound=BaseModel)
-Limit = Literal["requests", "tokens", "concurrent", "feedback_per_minute"]
+Limit = Literal["requests", "tokens", "concurrent", "feedback_per_minute", "wrong_keys"]
 
 
 class RateLimitError(ApiError):

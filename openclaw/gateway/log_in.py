@@ -68,26 +68,26 @@ class LogIns:
         """Whether the server has keys."""
         return bool(self._keyring.names)
 
-    def client(self, headers: Mapping[str, str]) -> Client:
-        """Return who asks for a page of the window, by a key in the headers or else by the cookie.
+    def client(self, headers: Mapping[str, str], address: str = "") -> Client:
+        """Return who asks for a page of the window from an address, by a key in the headers or else by the cookie.
 
         Raises:
-            ApiError: 401 without either.
+            ApiError: 401 without either; 429 as `Keyring.check` does.
         """
         if not sent_key(headers):
             session = self._sessions.get(self._sent(headers))
             client = None if session is None or session.until <= self._clock() else self._keyring.find(session.key)
             if client is not None:
                 return client
-        return self._keyring.check(headers)
+        return self._keyring.check(headers, address)
 
-    def begin(self, key: str, response: Response, *, secure: bool) -> Client:
+    def begin(self, key: str, response: Response, *, secure: bool, address: str = "") -> Client:
         """Begin a session with ``key``, give its cookie to ``response``, and return who it is; without keys begin none.
 
         Raises:
-            ApiError: 401 for an unknown key, 403 for the key of an episode.
+            ApiError: 401 for an unknown key, 403 for the key of an episode, 429 as `Keyring.check` does.
         """
-        client = self._keyring.check({"x-api-key": key})
+        client = self._keyring.check({"x-api-key": key}, address)
         if client.episode is not None:
             raise ApiError(403, "the key of an episode opens no window; type the key of a person", code="episode_key")
         if not self.needed:
@@ -144,7 +144,7 @@ def plain_page(title: str, body: str, status: int, headers: Mapping[str, str] = 
     )
 
 
-def log_in_page(problem: str = "", status: int = 401) -> Response:
+def log_in_page(problem: str = "", status: int = 401, headers: Mapping[str, str] = HEADERS) -> Response:
     """Return the form for the key; it tells nothing of anybody."""
     told = f'<p class="problem" role="alert">{escape(problem)}</p>' if problem else ""
     return plain_page(
@@ -159,4 +159,5 @@ def log_in_page(problem: str = "", status: int = 401) -> Response:
 </form>
 <p class="soft">Clients use the same key at <code>/v1</code>. Without a key of this server, ask its operator for one.</p>""",
         status,
+        headers,
     )

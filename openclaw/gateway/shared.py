@@ -12,6 +12,7 @@ Guarantees:
   of a forgotten session, a changed lesson, a changed keys file (`openclaw.gateway.channel`).
 * What a worker held when it died is given back: its requests end, its owners' replies are no longer under way, and the places
   of its turns are abandoned. A turn that it had handed over is recorded once; another is not.
+* A key that has not worked from an address before is the leading process's to judge, which alone counts the unknown ones.
 * A request for any other route goes to the leading process as it came, with its own guard, which reads the body only as far as
   that lets it.
 """
@@ -70,6 +71,7 @@ class Shared:
         engine: what the workers' clients of the engine have in common.
         count: counts an owner's replies under way.
         episode_key: returns who sends an episode's key, given its digest; None: it is of no open episode.
+        works: returns whether a key works from an address, given its digest (`Keyring.works`).
         pass_on: answers a request for another route.
     """
 
@@ -79,6 +81,7 @@ class Shared:
     engine: EngineState
     count: Callable[[str, int], None]
     episode_key: Callable[[bytes], Awaitable[EpisodeKey | None]]
+    works: Callable[[bytes, str], Awaitable[bool]]
     pass_on: PassedOn
 
     @staticmethod
@@ -91,6 +94,7 @@ class Shared:
             engine=EngineState(_Away(channel), _CacheKeys(channel), _OneSuspect(channel)),
             count=lambda owner, change: channel.tell("count", owner, change),
             episode_key=lambda digest: channel.ask("episode_key", digest),
+            works=lambda digest, address: channel.ask("works", digest, address),
             pass_on=passed,
         )
 
@@ -266,18 +270,18 @@ class PassedOn:
 class Lead:
     """The leading process's side of the channel to one worker."""
 
-    def __init__(self, service: ChatService, app: ASGIApp, keys: EpisodeKeys) -> None:
+    def __init__(self, service: ChatService, app: ASGIApp, keyring: Keyring) -> None:
         """Prepare to answer a worker.
 
         Args:
             service: which leads.
             app: answers what the worker passes on.
-            keys: of episodes.
+            keyring: of the gateway.
         """
         self.channel: Channel | None = None
         self._service = service
         self._app = app
-        self._keys = keys
+        self._keyring = keyring
         self._requests: Counter[str] = Counter()
         self._replies: Counter[str] = Counter()
         self._places: dict[str, list[TurnContext]] = {}
@@ -301,7 +305,8 @@ class Lead:
             "away": self._note_away,
             "suspect": self._suspect,
             "suspect_heard": self._suspect_heard,
-            "episode_key": self._keys.find,
+            "episode_key": self._keyring.episodes.find,
+            "works": self._keyring.works,
             "answer": self._answer,
             "cancel": self._cancel,
         }

@@ -30,11 +30,11 @@ from starlette.types import ASGIApp
 from groundwork.chat_messages import Message
 from openclaw.config.bounds import FORM_FIELDS
 from openclaw.gateway.adapters import AdapterDesk
-from openclaw.gateway.auth import Client
+from openclaw.gateway.auth import Client, sender
 from openclaw.gateway.chat import ChatService, count, streamed
 from openclaw.gateway.dialects import CHAT
-from openclaw.gateway.errors import LIMIT_HEADER, ApiError, bad_request
-from openclaw.gateway.guard import WINDOW_FEEDBACK, client_of, note_reply
+from openclaw.gateway.errors import ApiError, bad_request, headers_of
+from openclaw.gateway.guard import WINDOW_FEEDBACK, client_of, note_refusal, note_reply
 from openclaw.gateway.lessons import LessonDesk
 from openclaw.gateway.limits import take_body
 from openclaw.gateway.log_in import HEADERS, LogIns, log_in_page, plain_page
@@ -97,8 +97,7 @@ def _page(words: str, back: str = f"{WINDOW}/", status: int = 200, headers: Mapp
 
 def _problem(error: ApiError) -> Response:
     """Return the page of a refusal."""
-    limit = {LIMIT_HEADER: error.limit} if error.limit else {}
-    return _page(error.message, status=error.status, headers=HEADERS | limit)
+    return _page(error.message, status=error.status, headers=HEADERS | headers_of(error))
 
 
 LESSON_CHANGES: Mapping[str, Mapping[str, bool]] = {
@@ -241,10 +240,11 @@ def add_window_routes(app: FastAPI, service: ChatService, own: AdapterDesk, view
             key = fields_of(request).get("key", "").strip()
             origin = request.headers.get("origin", "").lower()  # TLS may end at a proxy, which only the browser sees
             secure = request.url.scheme == "https" or origin.startswith("https://")
-            log_ins.begin(key, response, secure=secure)
+            log_ins.begin(key, response, secure=secure, address=sender(request.scope))
         except ApiError as error:
-            service.metrics.unauthorized.inc()
-            return log_in_page("This server has no such key." if error.status == 401 else error.message, error.status)
+            note_refusal(service.metrics, error)
+            said = "This server has no such key." if error.status == 401 else error.message
+            return log_in_page(said, error.status, HEADERS | headers_of(error))
         return response
 
     @route(LOG_OUT, "POST")

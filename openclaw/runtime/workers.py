@@ -131,7 +131,7 @@ class Workers:
             await self._stand_in(number, server)
         mark(self._config.run_dir, GATEWAY, Step.LISTENS)
         keepers = [
-            asyncio.create_task(self._keep(number, server, lambda: Lead(service, app, keyring.episodes), topk))
+            asyncio.create_task(self._keep(number, server, lambda: Lead(service, app, keyring), topk))
             for number in range(len(self._sockets))
         ]
         asyncio.get_running_loop().call_later(START_SECONDS, self._all_ready.set)

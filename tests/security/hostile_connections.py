@@ -117,12 +117,31 @@ def wrong_keys(server: Server) -> str:
     """Nothing is answered without a key."""
     host = {"Host": f"127.0.0.1:{server.port}", "Content-Type": "application/json"}
     statuses = [
-        request(server, method, path, {**host, **key}, QUESTION if method == "POST" else b"").status
-        for method, path in ROUTES
+        request(server, method, path, {**host, **_from(n), **key}, QUESTION if method == "POST" else b"").status
+        for n, (method, path) in enumerate(ROUTES)
         for key in WRONG_KEYS
     ]
     assert set(statuses) <= {400, 401}, happened(statuses)
     return happened(statuses)
+
+
+def _from(number: int) -> dict[str, str]:
+    """Return the header by which a proxy says who sends a request."""
+    return {"X-Forwarded-For": f"203.0.113.{number}"}
+
+
+@attack("window", "300 guessed keys from one address, then a right one")
+def guessed_keys(server: Server) -> str:
+    """Who guesses has to wait, with the right key too, and nobody else."""
+    host = {"Host": f"127.0.0.1:{server.port}"}
+    address = _from(200)
+    keys = [{"X-Api-Key": f"guess-{n}"} for n in range(300)]
+    statuses = [request(server, "GET", "/v1/models", {**host, **address, **key}, b"").status for key in keys]
+    assert statuses == [401] * 20 + [429] * 280, happened(statuses)
+    right = request(server, "GET", "/v1/models", {**host, **address, **server.headers("bob")}, b"").status
+    assert right == 429, "a right guess passes the limit"
+    assert server.chat("bob").status_code == 200
+    return f"{happened(statuses)}; bob was served"
 
 
 @attack("held", "two lengths, a chunked body with a length, line breaks in headers, odd paths")

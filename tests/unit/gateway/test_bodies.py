@@ -12,13 +12,17 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
+from prometheus_client import CollectorRegistry
 from starlette.datastructures import Headers
 
+from lab.testkit.engine import serve
 from lab.testkit.waiting import eventually
 from openclaw.config.runtime import RuntimeConfig
+from openclaw.gateway.app import create_app
 from openclaw.gateway.errors import ApiError, ClientGoneError, answer
 from openclaw.gateway.limits import STANDSTILL_SECONDS, Bodies, RateLimitError, RateLimits, take_body
 from tests.unit.gateway.conftest import Stack, Starter
+from tests.unit.gateway.test_window import Echo
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello?"}]}
 HEADERS = Headers({"content-type": "application/json", "transfer-encoding": "chunked"})
@@ -211,3 +215,28 @@ async def test_the_stalled_bodies_of_a_key_are_bounded(start: Starter, tmp_path:
     assert stack.metric("openclaw_limit_hits_total", limit="concurrent") >= 1
     for writer in writers:
         writer.close()
+
+
+async def test_a_stranger_at_the_log_in_takes_no_place_from_another(start: Starter, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("alice:alice-key-123456\n")
+    keys.chmod(0o600)
+    stack = await start(api_keys_file=str(keys), rate_limit_concurrent=1)
+    app = create_app(stack.service, CollectorRegistry(), views=Echo())
+    path, own = "/window/log_in", {"sec-fetch-site": "same-origin"}
+    async with serve(app) as url, httpx.AsyncClient(base_url=url, trust_env=False, headers=own) as browser:
+
+        async def log_in(address: str) -> int:
+            form = {"key": "alice-key-123456"}
+            return (await browser.post(path, data=form, headers={"x-forwarded-for": address})).status_code
+
+        reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(url).port)
+        head = [f"POST {path} HTTP/1.1", f"Host: {urlsplit(url).netloc}", "Sec-Fetch-Site: same-origin"]
+        head += ["Content-Type: application/x-www-form-urlencoded", "Content-Length: 8", "X-Forwarded-For: 203.0.113.7"]
+        writer.write("\r\n".join([*head, "", "key"]).encode())
+        async with asyncio.timeout(10):
+            while await log_in("203.0.113.7") != 429:
+                await asyncio.sleep(0.01)
+        assert await log_in("203.0.113.8") == 303
+        writer.close()
+        del reader

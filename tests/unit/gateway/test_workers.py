@@ -133,7 +133,7 @@ async def pair(tmp_path: Path, tokenizer: Any) -> AsyncIterator[Pair]:
 
 async def started(stack: AsyncExitStack, pair: Pair, tokenizer: Any, config: RuntimeConfig, keyring: Keyring) -> Worker:
     ours, theirs = socket.socketpair()
-    lead = Lead(pair.service, pair.app, keyring.episodes)
+    lead = Lead(pair.service, pair.app, keyring)
     lead.channel = Channel(lead.functions(), lambda: None)
     passed = PassedOn()
     functions = passed.functions()
