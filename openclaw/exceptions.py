@@ -53,6 +53,14 @@ class EngineProtocolError(EngineError):
     """The engine's answer violates the format of `/generate`."""
 
 
+class VersionRefusedError(EngineError):
+    """An earlier version of the weights cannot answer, or not now; ``status`` is the HTTP status that says so."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
 class JudgeError(OpenClawError):
     """Base of all failures to judge a turn."""
 

@@ -31,11 +31,10 @@ from openclaw.ledger.exceptions import LedgerError, UnknownRecordError
 from openclaw.ledger.store import Ledger
 from openclaw.runtime.adapters import accepted_versions
 from openclaw.runtime.where import (
-    ARGUMENTS_NAME,
-    CHECKPOINTS_NAME,
     SETTINGS_NAME,
     add_person,
     add_run,
+    checkpoints_of,
     find_ledger,
     gate_command,
 )
@@ -98,8 +97,7 @@ def open_run(folder: Path) -> RunFolder:
         raise UnknownRecordError(
             f"no ledger in {folder}{nearest_path(folder) or '; name the folder of a run, such as runs/NAME'}"
         )
-    saved = _strings(folder / ARGUMENTS_NAME).get("save")
-    return RunFolder(folder, ledger, Path(saved) if saved else folder / CHECKPOINTS_NAME)
+    return RunFolder(folder, ledger, checkpoints_of(folder))
 
 
 def _strings(file: Path) -> dict[str, str]:

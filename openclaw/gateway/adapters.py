@@ -142,6 +142,8 @@ class AdapterDesk:
         except NotPossibleError as error:
             raise ApiError(409, str(error), code="not_possible") from error
         self._service.lessons.forget(person)
+        if self._service.earlier is not None:
+            await self._service.earlier.forget()
         body = {"object": "person", "deleted": True, **asdict(gone), "adapter": any(had)}
         return {**body, "erased": await self._service.sessions.erase()}
 

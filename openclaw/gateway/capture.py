@@ -97,6 +97,7 @@ class Prompt:
         placeholders: ids of the model's placeholders for media.
         plain: finds out how the prompt without lessons differs; None if this one has none.
         lessons: id and text of each lesson that it has.
+        version: of the weights that the request names (`openclaw.gateway.earlier`); None: those that serve.
     """
 
     id: str
@@ -114,6 +115,7 @@ class Prompt:
     placeholders: frozenset[int] = frozenset()
     plain: Callable[[], Awaitable[PlainPart]] | None = None
     lessons: tuple[tuple[str, str], ...] = ()
+    version: str | None = None
 
     @property
     def sampling(self) -> dict[str, Any]:

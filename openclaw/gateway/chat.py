@@ -39,6 +39,7 @@ from openclaw.gateway.commands import Before, CommandDesk
 from openclaw.gateway.dialects import CHAT, Dialect
 from openclaw.gateway.dialects.dialect import Form, Question, unslim
 from openclaw.gateway.dialects.text_completions import check_prompt_ids
+from openclaw.gateway.earlier import EarlierVersions, of_version, unknown, version_in
 from openclaw.gateway.episodes import EpisodeDesk
 from openclaw.gateway.errors import (
     CLIENT_GONE,
@@ -149,6 +150,7 @@ class ChatService:
         topk: int = 0,
         trains_rewards: bool = True,
         shared: Shared | None = None,
+        earlier: EarlierVersions | None = None,
     ) -> None:
         """Build the gateway's parts.
 
@@ -164,6 +166,7 @@ class ChatService:
             topk: how many of the policy's most likely tokens a turn keeps at each position, for the method.
             trains_rewards: whether the method learns from rewards, so that episodes give samples.
             shared: what the process that leads has, in one of its workers, which only replies: without ``turns`` and ``episodes``.
+            earlier: earlier versions of the weights, which this service closes; None: there are none, or ``shared`` has them.
         """
         config.require("policy_url")
         self.config = config
@@ -195,11 +198,16 @@ class ChatService:
         self.lessons = LessonDesk(config, ledger, lambda text: len(self._renderer.encode_text(text)), metrics)
         self.large_bodies = LargeBodies(config.context_length)
         self._answered = False
+        self.earlier = earlier if shared is None else shared.earlier
         self.on_forgotten: Callable[[str], None] = lambda session_id: None
         """Called with each session that `forget` forgets."""
         if shared is not None:
             self.sessions, self.limits, self.commands = shared.sessions, shared.limits, shared.commands
-            self.replies = Replies(self.engine, self.sessions, metrics, clock, self.recorded, shared.count)
+            self.replies = Replies(
+                *(self.engine, self.sessions, metrics, clock, self.recorded, shared.count),
+                earlier=self.earlier,
+                ends=self._vocabulary.ends,
+            )
             return
         self.sessions = Sessions(
             ledger,
@@ -211,7 +219,9 @@ class ChatService:
             on_pending=on_pending,
             on_forgotten=self.forget,
         )
-        self.replies = Replies(self.engine, self.sessions, metrics, clock, self.recorded)
+        self.replies = Replies(
+            *(self.engine, self.sessions, metrics, clock, self.recorded), earlier=earlier, ends=self._vocabulary.ends
+        )
         rules = EpisodeRules(
             config.temperature, config.train_token_limit, trains_rewards, config.prm_step_coef, config.baseline
         )
@@ -267,8 +277,10 @@ class ChatService:
                 stated, _ = read_headers(headers, request)
                 if heard.command is not None and (stated or kind_of(heard.messages, request, headers)) == "main":
                     return self._own_answer(heard, question, headers, client)
+            version = await self._named_version(request, client)
             conversation = await self._conversation(asked, headers, client)
             prompt = await self._prompt(request, conversation)
+            prompt = prompt if version is None else of_version(prompt, version)
             begin = partial(
                 self.sessions.begin,
                 headers,
@@ -281,10 +293,27 @@ class ChatService:
                 tools=request.offers_tools,
                 structured=request.response_schema is not None,
                 streamed=bool(request.stream),
+                beside=version is not None,
             )
             return Opening([self._capture(prompt, index) for index in range(request.choices)], begin)
 
         return Reply(self.replies, prepare, client, question.form)
+
+    async def _named_version(self, request: ChatRequest, client: Client) -> str | None:
+        """Return the version of the weights that a request names, or None.
+
+        Raises:
+            ApiError: 404 for one that is not kept or not the client's; 400 for the agent of an episode, whose turns have to be trained.
+        """
+        version = version_in(request.model, self._model_name)
+        if version is None:
+            return None
+        if episode_of(client.owner) is not None:
+            raise bad_request("an episode is answered by the version that serves; leave out @VERSION", param="model")
+        kept = [] if self.earlier is None else await self.earlier.kept(client.owner)
+        if version not in kept:
+            raise unknown(version, kept)
+        return version
 
     def _own_answer(self, heard: Heard, question: Question, headers: Mapping[str, str], client: Client) -> OwnAnswer:
         """Return the answer to a command; where a client names the reply before it, it has that one's id, so that it may go on."""
@@ -327,7 +356,9 @@ class ChatService:
                     f"{CHAT.path}",
                     param="X-Turn-Type",
                 )
+            version = await self._named_version(asked, client)
             prompts = [await self._text_prompt(asked, prompt) for prompt in question.prompts]
+            prompts = prompts if version is None else [of_version(prompt, version) for prompt in prompts]
             prompts = [replace(prompt, id=prompts[0].id) for prompt in prompts]
             captures = [
                 self._raw_capture(prompt, number * asked.choices + index)
@@ -417,6 +448,8 @@ class ChatService:
         await self.replies.drain(CLOSE_SECONDS)
         await self.large_bodies.close()
         await self.engine.close()
+        if self.earlier is not None:
+            await self.earlier.close()
         await self.sessions.close()
         self._renderer.close()
         self._large_renderer.close()

@@ -20,7 +20,14 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from openclaw.config.bounds import Bound
-from openclaw.exceptions import EngineAwayError, EngineDiedError, EngineError, EngineRejectedError, OpenClawError
+from openclaw.exceptions import (
+    EngineAwayError,
+    EngineDiedError,
+    EngineError,
+    EngineRejectedError,
+    OpenClawError,
+    VersionRefusedError,
+)
 from openclaw.ledger.exceptions import LedgerError, LedgerFullError, LedgerUnavailableError
 
 logger = logging.getLogger(__name__)
@@ -213,6 +220,8 @@ def from_engine(error: EngineError) -> ApiError:
 
     A request under which engines died is a 400: SDKs send a 5xx again, and each time would cost another engine.
     """
+    if isinstance(error, VersionRefusedError):
+        return ApiError(error.status, str(error), code="version_refused", param="model")
     if isinstance(error, EngineDiedError):
         return ApiError(400, f"{error}; change the request before you send it again", code="engine_died")
     if isinstance(error, EngineAwayError):

@@ -29,6 +29,7 @@ from openclaw.exceptions import EngineError, EngineRejectedError
 from openclaw.gateway.auth import Client
 from openclaw.gateway.capture import Capture, Prompt, Step, token_counts
 from openclaw.gateway.dialects.dialect import Form, Head, Writer
+from openclaw.gateway.earlier import EarlierVersions, Wanted
 from openclaw.gateway.errors import ApiError, cancelled, from_engine, from_ledger
 from openclaw.gateway.metrics import GatewayMetrics
 from openclaw.gateway.stream import LESSONS_HEADER
@@ -59,9 +60,16 @@ class Replies:
         clock: Callable[[], float],
         on_recorded: Callable[[Turn], None] = lambda turn: None,
         on_count: Callable[[str, int], None] = lambda owner, change: None,
+        earlier: EarlierVersions | None = None,
+        ends: frozenset[int] = frozenset(),
     ) -> None:
-        """Create the shared part; call ``on_recorded`` with each turn as the ledger has it, and ``on_count`` with each change."""
+        """Create the shared part; call ``on_recorded`` with each turn as the ledger has it, and ``on_count`` with each change.
+
+        ``earlier`` answers prompts that name a version; None: there are none. ``ends``: the policy's own tokens that end a reply.
+        """
         self._engine = engine
+        self._earlier = earlier
+        self._ends = ends
         self._sessions = sessions
         self._metrics = metrics
         self._clock = clock
@@ -109,7 +117,11 @@ class Replies:
             await asyncio.wait(self._tasks, timeout=timeout)
 
     def generate(self, prompt: Prompt, name: str, client: Client) -> AsyncGenerator[TokenChunk, None]:
-        """Return the engine's answer to a prompt of ``client`` under the request name ``name``."""
+        """Return the answer to a prompt of ``client`` under the request name ``name``: the engine's, or of an earlier version."""
+        if prompt.version is not None:
+            assert self._earlier is not None
+            wanted = Wanted(prompt.version, prompt.ids, prompt.sampling, self._ends, prompt.top_logprobs)
+            return self._earlier.generate(client.owner, wanted)
         return self._engine.generate(
             name,
             prompt.ids,
@@ -121,9 +133,10 @@ class Replies:
             owner=client.owner,
         )
 
-    def note_first_token(self, created_at: float, prompt_tokens: int) -> None:
-        """Count a reply that has its first tokens and its session."""
-        self._metrics.first_token.observe(self._clock() - created_at)
+    def note_first_token(self, prompt: Prompt, prompt_tokens: int) -> None:
+        """Count a reply that has its first tokens and its session; the time to the first token is that of the engines alone."""
+        if prompt.version is None:
+            self._metrics.first_token.observe(self._clock() - prompt.created_at)
         self._metrics.prompt_tokens.inc(prompt_tokens)
 
     def refused_by_ledger(self, prompt: Prompt, error: LedgerError) -> ApiError:
@@ -407,7 +420,7 @@ class Reply:
             self._committing = True
             self._replies.spawn(self._end_start(first, context, aborted=True))
             raise
-        self._replies.note_first_token(self._prompt.created_at, self.tokens[0])
+        self._replies.note_first_token(self._prompt, self.tokens[0])
 
     async def _end_start(self, first: asyncio.Task[Step], context: asyncio.Task[TurnContext], *, aborted: bool) -> None:
         """Stop both halves of a start after a failure; with ``aborted``, record that the client disconnected."""

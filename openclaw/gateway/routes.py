@@ -28,6 +28,7 @@ from groundwork.paused import paused, paused_people, waiting
 from openclaw.gateway.auth import Client, Keyring
 from openclaw.gateway.chat import ChatService
 from openclaw.gateway.dialects import COUNT_TOKENS
+from openclaw.gateway.earlier import MARK
 from openclaw.gateway.errors import ApiError, disk_full
 from openclaw.gateway.guard import client_of
 from openclaw.gateway.limits import take_body
@@ -79,24 +80,29 @@ def add_session_routes(app: FastAPI, service: ChatService) -> None:
 
 
 def add_model_routes(app: FastAPI, service: ChatService) -> None:
-    """Add the routes that describe the one model."""
+    """Add the routes that describe the one model and its kept versions."""
+
+    async def names(request: Request) -> list[str]:
+        own = service.config.model_name
+        kept = [] if service.earlier is None else await service.earlier.kept(client_of(request.scope).owner)
+        return [own, *(f"{own}{MARK}{version}" for version in kept)]
 
     @app.get("/v1/models")
-    async def models() -> Response:
-        """List the one model."""
-        return json_response({"object": "list", "data": [_model(service)]})
+    async def models(request: Request) -> Response:
+        """List the model, and the versions of it that the client may name."""
+        return json_response({"object": "list", "data": [_model(service, name) for name in await names(request)]})
 
     @app.get("/v1/models/{name:path}")
-    async def model(name: str) -> Response:
-        """Describe the model."""
-        if name != service.config.model_name:
+    async def model(name: str, request: Request) -> Response:
+        """Describe the model, or a version of it."""
+        if name != service.config.model_name and name not in await names(request):
             raise ApiError(
                 404,
                 f"there is no model {name!r}; use {service.config.model_name!r}",
                 code="model_not_found",
                 param="model",
             )
-        return json_response(_model(service))
+        return json_response(_model(service, name))
 
 
 def add_status_routes(
@@ -200,9 +206,9 @@ def _unknown_session(session_id: str) -> ApiError:
     return ApiError(404, f"there is no session {session_id!r}", code="session_not_found", param="session_id")
 
 
-def _model(service: ChatService) -> dict[str, object]:
+def _model(service: ChatService, name: str) -> dict[str, object]:
     return {
-        "id": service.config.model_name,
+        "id": name,
         "object": "model",
         "created": 0,
         "owned_by": "openclaw",

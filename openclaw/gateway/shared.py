@@ -23,17 +23,18 @@ import asyncio
 import itertools
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from openclaw.engine.client import MAX_OWNERS, AwayTime, CacheKeys, EngineState
+from openclaw.engine.client import MAX_OWNERS, AwayTime, CacheKeys, EngineState, TokenChunk
 from openclaw.gateway.auth import Client, EpisodeKey, EpisodeKeys, Keyring
 from openclaw.gateway.channel import Channel, ChannelLostError, Function
 from openclaw.gateway.commands import Before, CommandDesk
+from openclaw.gateway.earlier import EarlierVersions, Wanted
 from openclaw.gateway.limits import RateLimits
 from openclaw.ledger.records import Turn
 from openclaw.sessions import Sessions, TurnContext
@@ -70,6 +71,7 @@ class Shared:
         commands: has what chats need of `CommandDesk`.
         engine: what the workers' clients of the engine have in common.
         count: counts an owner's replies under way.
+        earlier: earlier versions of the weights; None: there are none.
         episode_key: returns who sends an episode's key, given its digest; None: it is of no open episode.
         works: returns whether a key works from an address, given its digest (`Keyring.works`).
         pass_on: answers a request for another route.
@@ -80,19 +82,21 @@ class Shared:
     commands: CommandDesk
     engine: EngineState
     count: Callable[[str, int], None]
+    earlier: EarlierVersions | None
     episode_key: Callable[[bytes], Awaitable[EpisodeKey | None]]
     works: Callable[[bytes, str], Awaitable[bool]]
     pass_on: PassedOn
 
     @staticmethod
-    def of(channel: Channel, passed: PassedOn) -> Shared:
-        """Return the leading process at the other end of ``channel``."""
+    def of(channel: Channel, passed: PassedOn, *, has_earlier: bool = False) -> Shared:
+        """Return the leading process at the other end of ``channel``; ``has_earlier``: it has earlier versions of the weights."""
         return Shared(
             sessions=cast(Sessions, _Sessions(channel)),
             limits=cast(RateLimits, _Limits(channel)),
             commands=cast(CommandDesk, _Commands(channel)),
             engine=EngineState(_Away(channel), _CacheKeys(channel), _OneSuspect(channel)),
             count=lambda owner, change: channel.tell("count", owner, change),
+            earlier=_Earlier(channel) if has_earlier else None,
             episode_key=lambda digest: channel.ask("episode_key", digest),
             works=lambda digest, address: channel.ask("works", digest, address),
             pass_on=passed,
@@ -228,6 +232,32 @@ class _OneSuspect:
         self._channel.tell("suspect_heard")
 
 
+class _Earlier:
+    """The leading process's earlier versions of the weights."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._numbers = itertools.count(1)
+
+    async def kept(self, owner: str) -> list[str]:
+        return await self._channel.ask("earlier_kept", owner)
+
+    async def generate(self, owner: str, wanted: Wanted) -> AsyncGenerator[TokenChunk, None]:
+        number = next(self._numbers)
+        self._channel.tell("earlier_begin", number, owner, wanted)
+        try:
+            while (chunk := await self._channel.ask("earlier_next", number)) is not None:
+                yield chunk
+        finally:
+            self._channel.tell("earlier_stop", number)
+
+    async def forget(self) -> None:
+        """The leading process does it."""
+
+    async def close(self) -> None:
+        """The leading process closes them."""
+
+
 class PassedOn:
     """The requests of a worker that the leading process answers."""
 
@@ -288,6 +318,7 @@ class Lead:
         self._away: set[str] = set()
         self._suspects = 0
         self._answers: dict[int, asyncio.Task[None]] = {}
+        self._earlier: dict[int, AsyncGenerator[TokenChunk, None]] = {}
 
     def functions(self) -> dict[str, Function]:
         """Return what the worker calls."""
@@ -305,6 +336,10 @@ class Lead:
             "away": self._note_away,
             "suspect": self._suspect,
             "suspect_heard": self._suspect_heard,
+            "earlier_kept": self._earlier_kept,
+            "earlier_begin": self._earlier_begin,
+            "earlier_next": self._earlier_next,
+            "earlier_stop": self._earlier_stop,
             "episode_key": self._keyring.episodes.find,
             "works": self._keyring.works,
             "answer": self._answer,
@@ -314,6 +349,8 @@ class Lead:
     async def give_back(self) -> None:
         """Give back what the worker held, once it is gone and what it had asked for is done."""
         assert self.channel is not None
+        for number in list(self._earlier):
+            await self._earlier_stop(number)
         await self.channel.settled()
         for places in self._places.values():
             for context in places:
@@ -394,6 +431,21 @@ class Lead:
     def _suspect_heard(self) -> None:
         self._suspects -= 1
         self._service.engine.state.one_suspect.release()
+
+    # Earlier versions
+
+    async def _earlier_kept(self, owner: str) -> list[str]:
+        return [] if self._service.earlier is None else await self._service.earlier.kept(owner)
+
+    def _earlier_begin(self, number: int, owner: str, wanted: Wanted) -> None:
+        assert self._service.earlier is not None
+        self._earlier[number] = self._service.earlier.generate(owner, wanted)
+
+    async def _earlier_next(self, number: int) -> TokenChunk | None:
+        return await anext(self._earlier[number], None)
+
+    async def _earlier_stop(self, number: int) -> None:
+        await self._earlier.pop(number).aclose()
 
     # Other routes
 

@@ -21,8 +21,8 @@ from pathlib import Path
 from groundwork.exceptions import ConfigError
 from openclaw.runs.folder import RunFolder, open_run
 from openclaw.runtime.adapters import copy_adapter, export_adapter
-from openclaw.runtime.where import CHECKPOINTS_NAME, add_person
-from slime.checkpoints.versions import saved_versions
+from openclaw.runtime.where import add_person, checkpoints_of
+from slime.checkpoints.versions import SavedVersion, newest_of_version, saved_versions
 from slime.conversion.command_line import DTYPES
 from slime.exceptions import SlimeError
 from slime.weight_sync.people import CONFIG
@@ -32,6 +32,10 @@ ADAPTER = "adapter"
 """A checkpoint's folder of its adapter, in a run that trains one."""
 STATE = "state"
 """A checkpoint's folder of all weights, of the FSDP back end."""
+
+
+class MegatronError(ConfigError):
+    """A checkpoint is of Megatron, whose own tool has to convert it."""
 
 
 @dataclass(frozen=True)
@@ -99,22 +103,41 @@ def leave(options: argparse.Namespace) -> Iterable[str]:
     if not to.absolute().parent.is_dir():
         raise ConfigError(f"there is no folder {to.absolute().parent}; create it, or name another")
     with tempfile.TemporaryDirectory(prefix=".openclaw-export-", dir=to.absolute().parent) as scratch:
-        learned = _of_person(run, options.person, Path(scratch)) if options.person is not None else _newest(run)
+        learned = _of_person(run.folder, options.person, Path(scratch)) if options.person is not None else _newest(run)
         if options.form == PEFT:
             if not learned.is_adapter:
                 raise ConfigError("this run trains all weights and has no adapter; add --as merged or --as gguf")
             copy_adapter(learned.place, to)
             yield f"wrote {learned.what} to {to}: a PEFT adapter of {run.trainer_arguments().hf_checkpoint}{learned.more}"
             return
-        yield from _whole_model(learned, _base(run, options.base), to, Path(scratch), options)
+        yield from _whole_model(learned, base_of(run, options.base), to, Path(scratch), options.form, options.dtype)
         yield f"wrote {learned.what} to {to}{learned.more}"
 
 
-def _of_person(run: RunFolder, person: str, scratch: Path) -> Learned:
-    """Return a copy of the version that serves a person, after a look at its digest."""
+def write_version(run: RunFolder, version: str, person: str | None, to: Path) -> None:
+    """Write the whole model of a kept version to the new folder ``to``: of everybody's weights, or with a person's adapter.
+
+    Raises:
+        ConfigError: it is not kept, or cannot be read; `MegatronError` if only Megatron's tool can.
+        PeopleError: the book of everybody's adapters is unreadable.
+    """
     assert run.folder is not None
-    version = export_adapter(run.folder, person, scratch / ADAPTER)
-    return Learned(scratch / ADAPTER, f"version {version.number}", True, f", SHA-256 {version.sha256}")
+    with tempfile.TemporaryDirectory(prefix=".openclaw-export-", dir=to.parent) as scratch:
+        if person is not None:
+            learned = _of_person(run.folder, person, Path(scratch), version)
+        else:
+            saved = newest_of_version(checkpoints_of(run.folder), version)
+            if saved is None:
+                raise ConfigError(f"{run.shown} keeps no checkpoint of version {version}")
+            learned = _in_checkpoint(saved)
+        for _ in _whole_model(learned, base_of(run), to, Path(scratch), MERGED, None):
+            continue
+
+
+def _of_person(folder: Path, person: str, scratch: Path, version: str | None = None) -> Learned:
+    """Return a copy of a version of a person's adapter, after a look at its digest; None: of the one that serves."""
+    kept = export_adapter(folder, person, scratch / ADAPTER, version)
+    return Learned(scratch / ADAPTER, f"version {kept.number}", True, f", SHA-256 {kept.sha256}")
 
 
 def _newest(run: RunFolder) -> Learned:
@@ -125,34 +148,44 @@ def _newest(run: RunFolder) -> Learned:
         raise ConfigError(
             "each person of this run has an adapter; add --person NAME, or --person local for who has no key"
         )
-    saved = saved_versions(Path(arguments.save) if arguments.save else run.folder / CHECKPOINTS_NAME)
+    saved = saved_versions(checkpoints_of(run.folder))
     if not saved:
         raise ConfigError(f"{run.shown} has no checkpoint yet, so it has nothing that it learned; wait for one")
     with closing(run.open_ledger()) as ledger:
         serving = ledger.samples.live_weight_version(None)
-    version = saved[-1].weight_version
-    later = "" if serving in (None, version) else f"; version {serving} serves, and has no checkpoint yet"
-    what = f"version {version}, checkpoint {saved[-1].folder.name}"
-    adapter = saved[-1].folder / ADAPTER
+    later = (
+        "" if serving in (None, saved[-1].weight_version) else f"; version {serving} serves, and has no checkpoint yet"
+    )
+    return _in_checkpoint(saved[-1], later)
+
+
+def _in_checkpoint(saved: SavedVersion, more: str = "") -> Learned:
+    """Return what a checkpoint of everybody's weights holds."""
+    what = f"version {saved.weight_version}, checkpoint {saved.folder.name}"
+    adapter = saved.folder / ADAPTER
     if (adapter / CONFIG).is_file():
-        return Learned(adapter, what, True, later)
-    if not (saved[-1].folder / STATE).is_dir():
-        raise ConfigError(
-            f"{saved[-1].folder} is of Megatron; type: python slime/tools/convert_torch_dist_to_hf.py --help"
+        return Learned(adapter, what, True, more)
+    if not (saved.folder / STATE).is_dir():
+        raise MegatronError(
+            f"{saved.folder} is of Megatron; type: python slime/tools/convert_torch_dist_to_hf.py --help"
         )
-    return Learned(saved[-1].folder, what, False, later)
+    return Learned(saved.folder, what, False, more)
 
 
-def _base(run: RunFolder, named: Path | None) -> Path:
-    """Return the folder of the base model."""
+def base_of(run: RunFolder, named: Path | None = None) -> Path:
+    """Return the folder of the base model, where the run had it or as ``named``.
+
+    Raises:
+        ConfigError: it is not there.
+    """
     base = Path(named or run.trainer_arguments().hf_checkpoint or "")
     if not (base / "config.json").is_file():
         raise ConfigError(f"the base model is not at {base}; name its folder with --base")
     return base
 
 
-def _whole_model(learned: Learned, base: Path, to: Path, scratch: Path, options: argparse.Namespace) -> Iterable[str]:
-    """Write the whole model, and yield lines about it."""
+def _whole_model(learned: Learned, base: Path, to: Path, scratch: Path, form: str, dtype: str | None) -> Iterable[str]:
+    """Write the whole model in a form, and yield lines about it."""
     try:
         from slime.conversion.fsdp_to_hf import convert
         from slime.conversion.gguf_file import write_gguf
@@ -162,11 +195,11 @@ def _whole_model(learned: Learned, base: Path, to: Path, scratch: Path, options:
     folder = scratch / MERGED
     try:
         if learned.is_adapter:
-            lines = merge(base, learned.place, folder, dtype=options.dtype).splitlines()
+            lines = merge(base, learned.place, folder, dtype=dtype).splitlines()
         else:
-            lines = convert(learned.place, base, folder, dtype=options.dtype).splitlines()
+            lines = convert(learned.place, base, folder, dtype=dtype).splitlines()
         yield from (line for line in lines if line.startswith("warning:"))
-        if options.form == GGUF:
+        if form == GGUF:
             yield write_gguf(folder, to)
         else:
             folder.replace(to)

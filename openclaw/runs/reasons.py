@@ -35,6 +35,10 @@ REASONS: Mapping[str, Reason] = {
         "A sampling parameter such as top_p made the engine draw from another distribution than the policy's.", PLAIN
     ),
     "grammar": Reason("A schema or a required tool call restricted the tokens.", PLAIN),
+    "earlier_version": Reason(
+        "The request named a version of the weights, and only replies of the version that serves are trained.",
+        "To let it learn, ask without @VERSION in model, or choose the version that serves.",
+    ),
     "min_tokens": Reason("The request's min_tokens forced the reply to go on.", PLAIN),
     "ignore_eos": Reason("The request's ignore_eos made the reply go on after its own end.", PLAIN),
     "stop_token_ids": Reason("The reply ended at a stop token of the request, where the policy would go on.", PLAIN),

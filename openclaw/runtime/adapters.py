@@ -72,18 +72,21 @@ def batch_of(run_dir: str | Path, person: str, number: str) -> int | None:
     return None
 
 
-def export_adapter(run_dir: str | Path, person: str, to: Path) -> Version:
-    """Write the version that serves a person to the new folder ``to``, as PEFT reads it, and return it.
+def export_adapter(run_dir: str | Path, person: str, to: Path, number: str | None = None) -> Version:
+    """Write a version of a person's adapter to the new folder ``to``, as PEFT reads it, and return it; None: the one that serves.
 
     Raises:
-        ConfigError: the person has no adapter yet, ``to`` or ``to.part`` exists, or a file is not what the book says.
+        ConfigError: there is no such version, ``to`` or ``to.part`` exists, or a file is not what the book says.
         PeopleError: the book is unreadable.
     """
     versions = accepted_versions(run_dir, person)
     if not versions:
         raise ConfigError(f"no version of this person's adapter was accepted in {run_dir}; the base model answers")
-    copy_adapter(people.folder_of(people.people_folder(run_dir), versions[0].name), to, versions[0].sha256)
-    return versions[0]
+    version = next((each for each in versions if number in (None, str(each.number))), None)
+    if version is None:
+        raise ConfigError(f"version {number} of this person's adapter is not kept in {run_dir}")
+    copy_adapter(people.folder_of(people.people_folder(run_dir), version.name), to, version.sha256)
+    return version
 
 
 def copy_adapter(source: Path, to: Path, sha256: str | None = None) -> None:

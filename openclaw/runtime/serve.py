@@ -74,6 +74,7 @@ from openclaw.practice.wiring import build_practice
 from openclaw.privacy.redactor import build_redactor
 from openclaw.privacy.secret_finder import OwnKeyFinder, secret_values
 from openclaw.runtime.adapters import RunAdapters
+from openclaw.runtime.earlier import EarlierProcess
 from openclaw.runtime.where import requests_path
 from openclaw.runtime.window import WindowProcess
 from openclaw.runtime.workers import Workers
@@ -290,6 +291,7 @@ async def serve(config: RuntimeConfig) -> None:
             on_pending=judge.notify if judge else lambda: None,
             topk=topk,
             trains_rewards=trains_rewards(config.method) if config.method else True,
+            earlier=EarlierProcess(config) if config.run_dir else None,
         )
         if judge is not None:
             judge.worker.on_lessons = service.lessons.forget

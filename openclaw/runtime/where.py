@@ -63,6 +63,16 @@ def find_ledger(place: Path) -> Path | None:
     return next((folder / LEDGER_NAME for folder in folders if (folder / LEDGER_NAME).is_file()), None)
 
 
+def checkpoints_of(run_dir: str | Path) -> Path:
+    """Return the folder of a run's checkpoints: as ``arguments.json`` says, else the usual one."""
+    try:
+        arguments = json.loads(Path(run_dir, ARGUMENTS_NAME).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        arguments = None
+    saved = arguments.get("save") if isinstance(arguments, dict) else None
+    return Path(saved) if isinstance(saved, str) and saved else Path(run_dir, CHECKPOINTS_NAME)
+
+
 def all_runs() -> list[Path]:
     """Return the folders of all runs in ``runs/`` of the repository and of the working directory, the newest first."""
     there = {place.resolve(): place for place in (Path("runs"), RUNS) if place.is_dir()}

@@ -66,7 +66,7 @@ async def serve_worker(config: RuntimeConfig, number: int, topk: int, sockets: S
     life, registry, passed = _Life(), CollectorRegistry(), PassedOn()
     functions: dict[str, Function] = passed.functions()
     channel = passed.channel = Channel(functions, life.lost)
-    shared = Shared.of(channel, passed)
+    shared = Shared.of(channel, passed, has_earlier=bool(config.run_dir))
     ledger = Ledger(config.ledger or "")
     ledger.database.only_read()
     service = ChatService(

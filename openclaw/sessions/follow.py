@@ -369,12 +369,14 @@ class Sessions:
         structured: bool = False,
         streamed: bool = False,
         history: History | None = None,
+        beside: bool = False,
     ) -> TurnContext:
         """Find the session of a request of ``owner``, and commit the next states that it carries.
 
         The session stays in memory until `finish` or `abandon` is called with the returned context. ``history`` has the
         digests of the messages, if the caller already knows them. ``tools``, ``structured`` and ``streamed`` say whether the
-        request offers tools, wants JSON and asks for a stream, see `Manner`.
+        request offers tools, wants JSON and asks for a stream, see `Manner`. With ``beside``, the same question as before wants
+        another answer beside the first one, which is not regenerated.
         """
         kind: TurnKind = stated_kind or ("side" if side_kind(messages, Asked(tools, headers)) else "main")
         identity = stated_identity(headers, body_session_id, messages, owner)
@@ -384,7 +386,7 @@ class Sessions:
             self._table.touch(session, self._clock())
             manner = manner_of(messages, tools=tools, structured=structured, streamed=streamed)
             if kind == "main":
-                asking = Asking(manner, self._consequences.passed_over, is_retry(headers))
+                asking = Asking(manner, self._consequences.passed_over, beside or is_retry(headers))
                 relation = relate(messages, history, session.nodes, asking)
             else:
                 relation = relate_own(messages, history, session.nodes)

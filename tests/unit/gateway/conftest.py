@@ -71,7 +71,12 @@ async def start(tmp_path: Path, tokenizer: Any) -> AsyncIterator[Starter]:
     async with AsyncExitStack() as stack:
 
         async def start_gateway(
-            *, tokenizer: Any = tokenizer, engine_url: str | None = None, processor: Any = None, **changes: Any
+            *,
+            tokenizer: Any = tokenizer,
+            engine_url: str | None = None,
+            processor: Any = None,
+            earlier: Any = None,
+            **changes: Any,
         ) -> Stack:
             replies: list[list[int]] = []
             current: dict[str, list[int]] = {}
@@ -100,7 +105,9 @@ async def start(tmp_path: Path, tokenizer: Any) -> AsyncIterator[Starter]:
             ledger = Ledger(config.ledger, clock=lambda: clock[0])
             stack.callback(ledger.close)  # FastAPI's caches keep an app, so nothing else closes its files
             registry = CollectorRegistry()
-            service = ChatService(config, tokenizer, ledger, registry, processor=processor, clock=lambda: clock[0])
+            service = ChatService(
+                config, tokenizer, ledger, registry, processor=processor, clock=lambda: clock[0], earlier=earlier
+            )
             url = await stack.enter_async_context(serve(create_app(service, registry)))
             return Stack(engine, ledger, service, registry, tokenizer, url, replies, clock)
 
