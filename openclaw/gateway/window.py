@@ -3,7 +3,7 @@
 ``GET /window/{view}`` is a page and ``GET /window/json/{view}`` its twin for programs; `openclaw.window` has the views.
 The pages' own script (``/window/window.js``) is the only one that the content policy allows, and all works without it.
 ``POST /window/log_in`` and ``/window/log_out`` are for browsers (`openclaw.gateway.log_in`). ``POST /window/say`` asks the model
-in a conversation of the window's own. The other forms change what routes of the API change: ``/window/feedback``,
+in a conversation of the window's own, and ``POST /window/ask_version`` asks a version of the weights what a turn was asked. The other forms change what routes of the API change: ``/window/feedback``,
 ``/window/lessons``, ``/window/adapter``, ``/window/forget``, ``/window/forget_conversation``, and for an admin
 ``/window/weights``. ``GET /window/export`` is a person's own adapter.
 
@@ -16,7 +16,7 @@ again repeats nothing. Stateless.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from typing import Any
@@ -33,6 +33,8 @@ from openclaw.gateway.adapters import AdapterDesk
 from openclaw.gateway.auth import Client, sender
 from openclaw.gateway.chat import ChatService, count, streamed
 from openclaw.gateway.dialects import CHAT
+from openclaw.gateway.dialects.dialect import Question
+from openclaw.gateway.earlier import MARK
 from openclaw.gateway.errors import ApiError, bad_request, headers_of
 from openclaw.gateway.guard import WINDOW_FEEDBACK, client_of, note_refusal, note_reply
 from openclaw.gateway.lessons import LessonDesk
@@ -53,12 +55,16 @@ from openclaw.gateway.window_views import (
     Form,
     UnknownViewError,
     Views,
+    new_chat,
 )
-from openclaw.owners import COMMAND_ANSWER, root, stored_id
+from openclaw.ledger.exceptions import UnknownRecordError
+from openclaw.owners import COMMAND_ANSWER, owner_of, root, stored_id
 
 FIRST_VIEW = "learning"
 TWINS = f"{WINDOW}/json/"
 SEE_OTHER = 303
+CHAT_WORDS = ("id", "version", "beside", "other")
+"""Which conversation the chat shows, and with which version; then the same of one beside it."""
 
 
 def fields_of(request: Request) -> dict[str, str]:
@@ -150,45 +156,96 @@ async def change_weights(views: Views, fields: Mapping[str, str], client: Client
 
 
 async def say(service: ChatService, fields: Mapping[str, str], request: Request) -> ASGIApp:
-    """Ask the model with a form's words, after the conversation that it names.
+    """Ask the model with a form's words, after the conversation that it names, or after each of two beside each other.
 
     Who accepts a stream gets the reply as chat completions stream it; anybody else returns to the conversation, which has it.
 
     Raises:
         ApiError: as a chat completion does; 400 without words or a conversation.
     """
-    name, text = fields.get("id", ""), fields.get("text", "").strip()
-    if not CHAT_NAME.fullmatch(name) or not text:
+    talks = [(fields.get("id", ""), fields.get("version", ""))]
+    if "beside" in fields:
+        talks.append((fields["beside"], fields.get("other", "")))
+    text = fields.get("text", "").strip()
+    if not all(CHAT_NAME.fullmatch(name) for name, _ in talks) or not text:
         raise bad_request("type something to say", param="text")
-    client = client_of(request.scope)
-    session = stored_id(client.owner, name)
+    client, is_streamed = client_of(request.scope), streams(request) and len(talks) == 1
 
-    def history() -> list[Message]:
-        turns = service.ledger.views.newest_of_session(session)
+    def history(name: str) -> list[Message]:
+        turns = service.ledger.views.newest_of_session(stored_id(client.owner, name))
         if not turns:
             return []
         last = service.ledger.turns.get(turns[0])
         return [*last.messages, last.response_message]
 
-    messages = [*await asyncio.to_thread(history), {"role": "user", "content": text}]
-    body = {"messages": messages, "session_id": name, "stream": streams(request)}
-    question = await service.question(CHAT, orjson.dumps(body))
-    if streams(request):
-        return streamed(service, question, client, HEADERS)
+    questions = []
+    for name, version in talks:
+        messages = [*await asyncio.to_thread(history, name), {"role": "user", "content": text}]
+        body = {"messages": messages, "session_id": name, "stream": is_streamed}
+        questions.append(await _of_version(service, body, version))
+    if is_streamed:
+        return streamed(service, questions[0], client, HEADERS)
+    answers = await _wholes(service, questions, request)
+    if answers[0]["id"].startswith(COMMAND_ANSWER):
+        return _page(answers[0]["choices"][0]["message"]["content"], f"{WINDOW}/chat?{urlencode(chat_words(fields))}")
+    return to_view("chat", **chat_words(fields))
+
+
+def chat_words(fields: Mapping[str, str]) -> dict[str, str]:
+    """Return the words of the query that lead back to where a form of the chat was."""
+    return {name: fields[name] for name in CHAT_WORDS if name in fields}
+
+
+async def ask_version(service: ChatService, fields: Mapping[str, str], request: Request) -> Response:
+    """Ask a version what was asked in a turn of one's own, in a new conversation, and lead there.
+
+    Raises:
+        ApiError: as a chat completion does; 404 for a turn that is unknown or not one's own.
+    """
+    client, name, version = client_of(request.scope), new_chat(), fields.get("version", "")
+
+    def asked() -> dict[str, Any]:
+        turn = service.ledger.turns.get(fields.get("turn", ""))
+        if owner_of(turn.session_id) != client.owner:
+            raise UnknownRecordError(turn.id)
+        return {"messages": turn.messages, "session_id": name} | ({"tools": turn.tools} if turn.tools else {})
+
     try:
-        async with service.reply(question, {}, client) as reply:
-            async with Connected(request.receive):
+        body = await asyncio.to_thread(asked)
+    except UnknownRecordError as error:
+        raise ApiError(404, "there is no turn of that name, or it is not yours", code="not_found") from error
+    await _wholes(service, [await _of_version(service, body, version)], request)
+    return to_view("chat", id=name, **({"version": version} if version else {}))
+
+
+async def _of_version(service: ChatService, body: dict[str, Any], version: str) -> Question:
+    """Return the question of a chat completion to a version; empty: to the one that serves."""
+    name = {"model": f"{service.config.model_name}{MARK}{version}"} if version else {}
+    return await service.question(CHAT, orjson.dumps(body | name))
+
+
+async def _wholes(service: ChatService, questions: Sequence[Question], request: Request) -> list[dict[str, Any]]:
+    """Return the replies to questions that are asked at once; raise the first error once all have ended."""
+    client = client_of(request.scope)
+
+    async def whole(question: Question) -> dict[str, Any]:
+        try:
+            async with service.reply(question, {}, client) as reply:
                 await reply.begun()
-            note_reply(request.scope, reply)
-            async with Connected(request.receive):
+                note_reply(request.scope, reply)
                 answer = await reply.whole()
-    except ApiError as error:
-        count(service.metrics, error.status)
-        raise
-    count(service.metrics, 200)
-    if answer["id"].startswith(COMMAND_ANSWER):
-        return _page(answer["choices"][0]["message"]["content"], f"{WINDOW}/chat?id={name}")
-    return to_view("chat", id=name)
+        except ApiError as error:
+            count(service.metrics, error.status)
+            raise
+        count(service.metrics, 200)
+        return answer
+
+    async with Connected(request.receive):
+        ended = await asyncio.gather(*map(whole, questions), return_exceptions=True)
+    for each in ended:
+        if isinstance(each, BaseException):
+            raise each
+    return [each for each in ended if not isinstance(each, BaseException)]
 
 
 def add_window_routes(app: FastAPI, service: ChatService, own: AdapterDesk, views: Views, log_ins: LogIns) -> None:
@@ -256,16 +313,22 @@ def add_window_routes(app: FastAPI, service: ChatService, own: AdapterDesk, view
     @route(WINDOW_FEEDBACK, "POST")
     async def feedback(request: Request) -> Response:
         fields = fields_of(request)
-        turn, chat = fields.pop("response_id", ""), fields.pop("chat", None)
+        turn, back = fields.pop("response_id", ""), chat_words(fields)
+        for name in back:
+            del fields[name]
         answer = await service.turns.give(
             parse_feedback(orjson.dumps({"response_id": turn, **fields})), client_of(request.scope)
         )
         said = "counts" if answer["applied"] else str(answer["reason"])
-        return to_view("turn", id=turn, said=said) if chat is None else to_view("chat", id=chat, said=said)
+        return to_view("chat", **back, said=said) if back else to_view("turn", id=turn, said=said)
 
     @route(f"{WINDOW}/say", "POST")
     async def talk(request: Request) -> ASGIApp:
         return await say(service, fields_of(request), request)
+
+    @route(f"{WINDOW}/ask_version", "POST")
+    async def ask_again(request: Request) -> Response:
+        return await ask_version(service, fields_of(request), request)
 
     @route(f"{WINDOW}/lessons", "POST")
     async def lessons(request: Request) -> Response:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -44,7 +44,8 @@ from openclaw.runs.evidence import FROM_LOGS, Evidence, evidence_of, updates_in
 from openclaw.runs.folder import RunFolder, open_run, run_at
 from openclaw.runs.metrics_file import Series, read_series
 from openclaw.runs.outcome import outcome
-from openclaw.runtime.adapters import RunAdapters, accepted_versions
+from openclaw.runtime.adapters import BASE_VERSION, RunAdapters, accepted_versions
+from openclaw.runtime.earlier import kept_versions
 from openclaw.training.pace import FAIR_SECONDS
 from openclaw.window.lanes import counts_of
 from openclaw.window.pages import render
@@ -242,6 +243,7 @@ class Window:
             raise UnknownRecordError(record.turn.id)
         said = asked.words.get("said")
         story = self._turn(record, STORY)
+        own = split_id(session)[0] == _talker(asked)
         messages = [{"role": each.get("role", "user"), "text": _clipped(each, STORY)} for each in record.turn.messages]
         return {
             **_named(session, asked),
@@ -249,6 +251,7 @@ class Window:
             "messages": messages,
             "samples": [self._sample(sample) for sample in record.samples],
             "feedback": [_feedback(each) for each in self.ledger.feedback.of(record.turn.id)],
+            "versions": self._others(asked) if own else [],
             "said": None if said is None else SAID.get(said, SAID["kept"]),
         }
 
@@ -308,19 +311,40 @@ class Window:
         }
 
     def chat(self, asked: Asked) -> Found:
-        """Talk to the model: the last turns of a conversation of one's own, each with what became of it."""
-        name = asked.words.get("id", "")
-        if not CHAT_NAME.fullmatch(name):
-            name = new_chat()
-        owner = asked.person if asked.owner is None else asked.owner
-        turns = self.ledger.views.newest_of_session(stored_id(owner, name), PAGE)
-        said = asked.words.get("said")
+        """Talk to the model: the last turns of a conversation of one's own, or of two beside each other, each with its version."""
+        words, versions = asked.words, self._others(asked)
+        said = words.get("said")
+        talk = self._talk(asked, words.get("id", ""), words.get("version", ""), versions)
+        beside = None
+        if versions and ("beside" in words or "compare" in words):
+            beside = self._talk(asked, words.get("beside", ""), words.get("other", versions[0]), versions)
         return {
-            "id": name,
+            **talk,
+            "beside": beside,
+            "versions": versions,
             "serves": self._serves(asked.person),
-            "turns": [self._turn(self.ledger.views.turn_record(turn), STORY) for turn in reversed(turns)],
             "said": None if said is None else SAID.get(said, SAID["kept"]),
         }
+
+    def _talk(self, asked: Asked, name: str, version: str, versions: Sequence[str]) -> Found:
+        """Return a conversation with a version, None being the one that serves; a new one if ``name`` names none."""
+        if not CHAT_NAME.fullmatch(name):
+            name = new_chat()
+        turns = self.ledger.views.newest_of_session(stored_id(_talker(asked), name), PAGE)
+        return {
+            "id": name,
+            "version": version if version in versions else None,
+            "turns": [self._turn(self.ledger.views.turn_record(turn), STORY) for turn in reversed(turns)],
+        }
+
+    def _others(self, asked: Asked) -> list[str]:
+        """Return the versions that whoever looks may talk to besides the one that serves, newest first."""
+        if self.run.folder is None:
+            return []
+        per_person = self.variables.adapter_per_person
+        kept = kept_versions(self.run.folder, _talker(asked), per_person=per_person)
+        serves = self._serves(asked.person) or BASE_VERSION
+        return [version for version in kept if version != serves]
 
     def queue(self, asked: Asked) -> Found:
         """Who waits: samples for a step and turns for the judge, by person, and what was trained of each lately."""
@@ -485,6 +509,7 @@ SAID = {
     "waiting": "Thank you. It counts unless you say more in the conversation itself.",
     "outranked": "Thank you. It is kept; your own words about this reply count more.",
     "kept": "Thank you. It is kept, but this turn is not trained.",
+    "earlier_version": "Thank you. It is kept, but not trained: only replies of the version that serves are.",
 }
 """What a person reads after feedback, by the answer of ``POST /v1/feedback``."""
 DONE = {
@@ -588,6 +613,11 @@ def _lesson(lesson: Lesson) -> Found:
     del values["person"]
     measure = None if lesson.measure is None else str(lesson.measure)
     return {**values, "measure": measure, "confirmed": lesson.is_confirmed, "is_on": lesson.is_served}
+
+
+def _talker(asked: Asked) -> str:
+    """Return who talks in the window: the owner of the key."""
+    return asked.person if asked.owner is None else asked.owner
 
 
 def _named(session: str, asked: Asked) -> Found:

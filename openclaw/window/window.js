@@ -186,7 +186,8 @@ async function talk(form) {
   let problem = "";
   try {
     const id = await hear(form, fields, asked, reply);
-    history.replaceState(null, "", `${location.pathname}?id=${fields.get("id")}`);
+    const words = [...fields].filter(([name, value]) => name !== "text" && value);
+    history.replaceState(null, "", `${location.pathname}?${new URLSearchParams(words)}`);
     if (id.startsWith("command-")) return; // no turn; it stays until the next words
     place.replaceChildren();
   } catch (error) {

@@ -33,6 +33,7 @@ from openclaw.gateway.chat import ChatService
 from openclaw.ledger.records import Turn
 from openclaw.ledger.store import Ledger
 from openclaw.owners import owner_of
+from openclaw.runtime.adapters import RunAdapters
 from openclaw.runtime.earlier import EarlierProcess, scratch_of
 from slime.weight_sync import people
 from tests.helpers.checkpoints import checkpoint
@@ -87,7 +88,8 @@ async def started(exits: AsyncExitStack, run: Path, **changes: Any) -> Server:
     exits.callback(ledger.close)
     earlier = EarlierProcess(config)
     service = ChatService(config, tokenizer, ledger, CollectorRegistry(), earlier=earlier)
-    url = await exits.enter_async_context(serve(create_app(service, CollectorRegistry())))
+    own = RunAdapters(ledger, run, config.gate_offer) if config.adapter_per_person else None
+    url = await exits.enter_async_context(serve(create_app(service, CollectorRegistry(), adapters=own)))
     http = await exits.enter_async_context(httpx.AsyncClient(base_url=url, trust_env=False))
     return Server(http, ledger, earlier, run)
 
@@ -192,9 +194,8 @@ async def test_each_version_answers_as_transformers_does_and_teaches_nothing(
 
 async def test_a_persons_versions_are_that_persons_alone(exits: AsyncExitStack, tmp_path: Path, base: Path) -> None:
     run = make_run(tmp_path / "run", base, adapter_per_person=True)
-    name = people.adapter_name(1, "m", 1, mark_of("ann"))
-    adapted = adapter_of(base, tmp_path / "adapter")
-    people.keep(run, name, tmp_path / "adapter", 0)
+    name = people.adapter_name(1, "0123abcd", 1, mark_of("ann"))
+    adapted = adapter_of(base, people.folder_of(people.people_folder(run), name))
     people.publish(run, name)
     (tmp_path / "keys").write_text(KEYS)
     (tmp_path / "keys").chmod(0o600)

@@ -15,7 +15,7 @@ import pytest
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.engine.client import TokenChunk
 from openclaw.exceptions import VersionRefusedError
-from openclaw.gateway.auth import EpisodeKeys
+from openclaw.gateway.auth import Keyring
 from openclaw.gateway.channel import Channel
 from openclaw.gateway.earlier import Wanted, version_in
 from openclaw.gateway.shared import Lead, PassedOn, Shared
@@ -267,7 +267,7 @@ async def test_a_worker_gets_them_from_the_process_that_leads(kept: Kept, tokeni
     service: Any = SimpleNamespace(earlier=kept, sessions=none, commands=none, engine=none, limits=none)
     service.sessions = service.commands = SimpleNamespace(undelivered=none, answer=none)
     service.engine = SimpleNamespace(cache_keys=SimpleNamespace(of=none))
-    lead = Lead(service, none, EpisodeKeys())
+    lead = Lead(service, none, Keyring())
     ours, theirs = socket.socketpair()
     lead.channel = Channel(lead.functions(), lambda: None)
     channel = Channel({}, lambda: None)

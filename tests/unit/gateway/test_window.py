@@ -22,8 +22,10 @@ from prometheus_client import CollectorRegistry
 from lab.testkit.engine import serve
 from lab.testkit.ledger_records import make_turn
 from openclaw.config.bounds import FORM_FIELDS
+from openclaw.engine.client import TokenChunk
 from openclaw.gateway.app import create_app
 from openclaw.gateway.auth import Keyring
+from openclaw.gateway.earlier import Wanted
 from openclaw.gateway.log_in import HOURS, LogIns
 from openclaw.gateway.window_views import Asked, ChangeError, UnknownViewError
 from openclaw.owners import stored_id
@@ -529,7 +531,7 @@ async def test_one_talks_in_the_window_as_with_any_client(site: Site) -> None:
     assert [message["content"] for message in second.messages] == ["What is 2 + 3?", "It is 5.", "In words\nplease"]
     assert first.next_state == [{"role": "user", "content": "In words\nplease"}]
     assert (second.kind, second.response_message["content"]) == ("main", "Gladly: five.")
-    form = {"response_id": second.id, "thumbs": "up", "chat": name}
+    form = {"response_id": second.id, "thumbs": "up", "id": name}
     answer = await browser.post("/window/feedback", data=form, headers=OWN)
     assert answer.headers["location"] == f"/window/chat?id={name}&said=counts"
     bob = await site.logged_in("bob")
@@ -589,3 +591,86 @@ async def test_an_engine_that_is_away_is_told(site: Site) -> None:
     answer = await browser.post("/window/say", data=form, headers=OWN)
     assert (answer.status_code, 'role="alert"' in answer.text) == (400, True), "longer than the context"
     assert site.stack.turns() == []
+
+
+class Versions:
+    """Earlier versions that answer with their number, of which only the base is anybody's."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    async def kept(self, owner: str) -> list[str]:
+        return ["2", "0"] if owner == "alice" else ["0"]
+
+    async def generate(self, owner: str, wanted: Wanted) -> AsyncIterator[TokenChunk]:
+        ids = self._tokenizer.encode(f"I am {wanted.version}.", add_special_tokens=False)
+        yield TokenChunk(ids, [-0.5] * len(ids), wanted.version)
+        end = self._tokenizer.eos_token_id
+        yield TokenChunk([end], [-0.5], wanted.version, "stop")
+
+    async def close(self) -> None:
+        """Hold nothing."""
+
+
+@pytest.fixture
+async def past(start: Starter, tmp_path: Path, exits: AsyncExitStack, tokenizer: Any) -> Site:
+    """A server with a window and earlier versions."""
+    keys = tmp_path / "keys"
+    keys.write_text(KEYS)
+    keys.chmod(0o600)
+    stack: Stack = await start(api_keys_file=str(keys), earlier=Versions(tokenizer))
+    views = Echo()
+    return Site(stack, await served(exits, stack, views), views, keys, exits)
+
+
+LEFT, RIGHT = "window-0123456789ab", "window-ba9876543210"
+
+
+async def test_one_talks_to_an_earlier_version(past: Site) -> None:
+    browser = await past.logged_in("alice")
+    form = {"id": LEFT, "text": "Who are you?", "version": "2"}
+    answer = await browser.post("/window/say", data=form, headers=OWN)
+    assert (answer.status_code, answer.headers["location"]) == (303, f"/window/chat?id={LEFT}&version=2")
+    [turn] = past.stack.turns()
+    assert (turn.response_message["content"], turn.reason) == ("I am 2.", "earlier_version")
+    form = {"response_id": turn.id, "thumbs": "up", "id": LEFT, "version": "2"}
+    answer = await browser.post("/window/feedback", data=form, headers=OWN)
+    assert answer.headers["location"] == f"/window/chat?id={LEFT}&version=2&said=earlier_version"
+    bob = await past.logged_in("bob")
+    answer = await bob.post("/window/say", data={"id": LEFT, "text": "And you?", "version": "2"}, headers=OWN)
+    assert (answer.status_code, "there is no version" in answer.text) == (404, True), "it is alice's"
+
+
+async def test_two_versions_are_asked_side_by_side(past: Site) -> None:
+    browser = await past.logged_in("alice")
+    past.stack.say("I serve.", "Still.", "Yes.")
+    places = {"id": LEFT, "beside": RIGHT, "other": "0"}
+    for text in ("Who are you?", "Really?"):
+        answer = await browser.post("/window/say", data=places | {"text": text}, headers=OWN)
+        assert answer.headers["location"] == f"/window/chat?id={LEFT}&beside={RIGHT}&other=0"
+    said = {name: [] for name in (LEFT, RIGHT)}
+    for turn in past.stack.turns():
+        said[turn.session_id.removeprefix("@alice:")].append((turn.response_message["content"], turn.state))
+    assert said[LEFT] == [("I serve.", "pending"), ("Still.", "waiting")], "this one learns as ever"
+    assert said[RIGHT] == [("I am 0.", "excluded")] * 2
+    answer = await browser.post("/window/say", data=places | {"text": "Hm", "other": "9"}, headers=OWN)
+    assert (answer.status_code, "there is no version" in answer.text) == (404, True)
+    for odd in ({"beside": "else"}, {"beside": "@bob:s"}):
+        answer = await browser.post("/window/say", data=places | {"text": "Hm"} | odd, headers=OWN)
+        assert answer.status_code == 400
+
+
+async def test_a_version_says_what_it_would_have_said(past: Site) -> None:
+    browser = await past.logged_in("alice")
+    record(past.stack, "alice", "turn-a")
+    record(past.stack, "bob", "turn-b")
+    answer = await browser.post("/window/ask_version", data={"turn": "turn-a", "version": "2"}, headers=OWN)
+    where = urlsplit(answer.headers["location"])
+    [name], [version] = (parse_qs(where.query)[word] for word in ("id", "version"))
+    assert (answer.status_code, where.path, version) == (303, "/window/chat", "2")
+    turn = past.stack.turns()[-1]
+    assert (turn.session_id, turn.response_message["content"]) == (f"@alice:{name}", "I am 2.")
+    assert turn.messages == past.stack.ledger.turns.get("turn-a").messages
+    for other in ("turn-b", "nobody"):
+        answer = await browser.post("/window/ask_version", data={"turn": other, "version": "0"}, headers=OWN)
+        assert answer.status_code == 404

@@ -20,6 +20,7 @@ from openclaw.runs.folder import open_run
 from openclaw.window import views
 from openclaw.window.lanes import SLOTS, counts_of
 from openclaw.window.views import VIEWS, Window, open_window
+from tests.helpers.checkpoints import checkpoint
 from tests.helpers.html_tags import Tags
 from tests.helpers.made_runs import MadeRun
 
@@ -436,4 +437,47 @@ def test_a_chat_is_of_the_window_and_ones_own(run: MadeRun, window_of: Look) -> 
     assert look(window, "chat")["id"] != look(window, "chat")["id"]
     page = look(window, "chat", "alice", "page", id=name, said="counts")
     assert "Thank you." in page
-    assert f'name="chat" value="{name}"' in page
+    assert f'name="id" value="{name}"' in page
+    assert "<select" not in page, "no version is kept besides the one that serves"
+
+
+def test_a_chat_is_with_a_version_or_with_two(run: MadeRun, window_of: Look) -> None:
+    left, right = "window-0123456789ab", "window-ba9876543210"
+    for name, version in ((left, "4"), (right, "2")):
+        words = {"session_id": stored_id("alice", name), "messages": [{"role": "user", "content": "Hi"}]}
+        run.turn(**words, weight_versions=[VersionSpan(version, 0, 3)])
+    for _ in range(4):
+        for score in (1, -1, 1, -1):
+            run.talk(score)
+        run.step()
+    for number, version in ((1, "2"), (3, "4")):
+        checkpoint(run.folder / "checkpoints", number, weight_version=version)
+    window = window_of(run)
+    found = look(window, "chat", "alice", id=left)
+    assert (found["serves"], found["versions"], found["version"], found["beside"]) == ("4", ["2", "0"], None, None)
+    assert look(window, "chat", "alice", version="2")["version"] == "2"
+    assert look(window, "chat", "alice", version="3")["version"] is None, "not kept"
+    new = look(window, "chat", "alice", compare="1")
+    assert (new["version"], new["beside"]["version"], new["turns"], new["beside"]["turns"]) == (None, "2", [], [])
+    assert new["id"] != new["beside"]["id"]
+    both = look(window, "chat", "alice", id=left, beside=right, other="2")
+    assert [each["turns"][0]["versions"] for each in (both, both["beside"])] == [["4"], ["2"]]
+    assert look(window, "chat", "bob", id=left, beside=right, other="2")["beside"]["turns"] == [], "not bob's"
+    page = look(window, "chat", "alice", "page", id=left, beside=right, other="2")
+    assert page.count("<section") == page.count('aria-label="Good reply') == 2
+    assert f'name="beside" value="{right}"' in page
+    assert 'aria-label="Bad reply, turn 1 of version 2"' in page
+    assert '<option value="2" selected>' in page
+    assert "data-stream" not in page
+    assert "before any training" in look(window, "chat", "alice", "page", said="earlier_version")
+
+
+def test_the_page_of_ones_own_turn_asks_another_version(run: MadeRun, window_of: Look) -> None:
+    turn = talk(run, "alice", "Hi")
+    checkpoint(run.folder / "checkpoints", 1, weight_version="3")
+    window = window_of(run)
+    assert look(window, "turn", "alice", id=turn)["versions"] == ["3"], "0 serves"
+    assert 'action="/window/ask_version"' in look(window, "turn", "alice", "page", id=turn)
+    assert look(window, "turn", id=turn)["versions"] == [], "it is not the admin's own"
+    window.variables = replace(window.variables, adapter_per_person=True)
+    assert look(window, "turn", "alice", id=turn)["versions"] == [], "a checkpoint of the run is nobody's adapter"
