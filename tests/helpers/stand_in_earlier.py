@@ -1,4 +1,4 @@
-"""What answers in place of `openclaw.earlier`, without torch: each token is the number of tokens before it.
+"""What answers in place of `openclaw.earlier`, without torch: each token is the number of tokens before it, up to `MOST` tokens.
 
 Version 9 dies at every second token. Version 8 makes one token and then nothing.
 """
@@ -17,6 +17,7 @@ from openclaw.gateway.channel import Channel
 from openclaw.gateway.earlier import Wanted
 
 DIES, HANGS, FULL = "9", "8", "7"
+MOST = 5
 asked: dict[int, Wanted] = {}
 sent: dict[int, int] = {}
 
@@ -31,7 +32,7 @@ async def following(number: int) -> list[TokenChunk]:
         os._exit(1)
     if wanted.version == HANGS and count == 1:
         await asyncio.Event().wait()
-    over = count + 1 >= wanted.sampling["max_new_tokens"]
+    over = count + 1 >= min(MOST, wanted.sampling["max_new_tokens"])
     return [TokenChunk([len(wanted.ids) + count], [-0.5], wanted.version, "length" if over else None)]
 
 

@@ -21,8 +21,10 @@ from openclaw.gateway.app import create_app
 from openclaw.gateway.chat import ChatService
 from openclaw.ledger.store import Ledger
 from openclaw.owners import stored_id
+from openclaw.runtime.earlier import EarlierProcess
 from openclaw.runtime.window import WindowProcess
 from slime.contract.engine import StandInEngine
+from tests.helpers import stand_in_earlier
 from tests.helpers.made_runs import MadeRun
 from tests.security import chromium
 
@@ -72,8 +74,12 @@ Opener = Callable[..., Awaitable[Desk]]
 
 
 @pytest.fixture
-async def opened(tmp_path: Path) -> AsyncIterator[Opener]:
-    """A function that opens a browser, with its options, on the window of a run of ann's and ben's."""
+async def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Opener]:
+    """A function that opens a browser, with its options, on the window of a run of ann's and ben's.
+
+    A stand-in without a model answers for earlier versions.
+    """
+    monkeypatch.setattr("openclaw.runtime.earlier.PROGRAM", stand_in_earlier.__name__)
     program = chromium.find()
     if program is None:
         pytest.skip(chromium.MISSING)
@@ -99,7 +105,8 @@ async def opened(tmp_path: Path) -> AsyncIterator[Opener]:
         )
         ledger = Ledger(config.ledger or "")
         exits.callback(ledger.close)
-        service = ChatService(config, tokenizer, ledger, CollectorRegistry())
+        earlier = EarlierProcess(config)
+        service = ChatService(config, tokenizer, ledger, CollectorRegistry(), earlier=earlier)
         app = create_app(service, CollectorRegistry(), views=WindowProcess(config))
         url = await exits.enter_async_context(serve(app))
         browsers = await exits.enter_async_context(playwright.async_playwright())
@@ -187,6 +194,45 @@ async def test_without_scripts_one_talks_as_well(opened: Opener) -> None:
     async with desk.page.expect_navigation():
         await desk.page.get_by_role("button", name="Send").press("Enter")
     assert "Hello you." in await desk.page.locator(".reply").inner_text()
+
+
+async def test_an_earlier_version_is_asked_and_compared_by_keyboard(opened: Opener) -> None:
+    desk = await opened()
+    page = desk.page
+    await log_in(desk)
+    await desk.press("Talk to it")
+    await page.keyboard.type("Who are you?")
+    await page.keyboard.press("Tab")
+    assert await page.evaluate("document.activeElement.id") == "version"
+    await page.keyboard.press("End")
+    await desk.tab_to("Send")
+    await page.keyboard.press("Enter")
+    await page.get_by_role("button", name="Good reply, turn 1").wait_for()
+    assert "reply, version 0" in await page.locator(".reply").inner_text()
+    await page.reload()
+    assert await page.locator("#version").input_value() == "0", "one goes on with the same version"
+    await desk.press("Good")
+    assert "only replies of the version that serves" in await page.locator("main [role=status]").inner_text()
+    await desk.press("Compare two versions")
+    for words in ("Who are you two?", "And now?"):
+        await page.keyboard.type(words)
+        await desk.press("Send")
+    columns = page.locator(".columns section")
+    for place, said in enumerate(("Hello you.", "version 0")):
+        assert [said in reply for reply in await columns.nth(place).locator(".reply").all_inner_texts()] == [True] * 2
+    await page.get_by_role("button", name="Bad reply, turn 2 of version 0").focus()
+    async with page.expect_navigation():
+        await page.keyboard.press("Enter")
+    assert await columns.count() == 2, "a thumb leads back to both"
+    await desk.press("What it taught")
+    await desk.press("Ask it")
+    assert "reply, version 0" in await page.locator(".reply").inner_text()
+    assert await page.locator("#version").input_value() == "0"
+    for width in (360, 1080):
+        await page.set_viewport_size({"width": width, "height": 700})
+        await page.goto(f"{desk.url}/window/chat?compare=1")
+        assert await page.evaluate("document.documentElement.scrollWidth") == width
+    assert [line for line in desk.told if "Content Security" in line or "Refused" in line] == []
 
 
 async def test_a_reply_appears_while_it_is_written(opened: Opener) -> None:
