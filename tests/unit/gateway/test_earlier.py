@@ -267,7 +267,7 @@ async def test_a_worker_gets_them_from_the_process_that_leads(kept: Kept, tokeni
     service: Any = SimpleNamespace(earlier=kept, sessions=none, commands=none, engine=none, limits=none)
     service.sessions = service.commands = SimpleNamespace(undelivered=none, answer=none)
     service.engine = SimpleNamespace(cache_keys=SimpleNamespace(of=none))
-    lead = Lead(service, none, Keyring())
+    lead = Lead(service, none, Keyring(None, None))
     ours, theirs = socket.socketpair()
     lead.channel = Channel(lead.functions(), lambda: None)
     channel = Channel({}, lambda: None)
