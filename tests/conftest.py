@@ -113,7 +113,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """Let the collector run for the tests' own objects alone."""
-    gc.collect()
     gc.freeze()
     gc.enable()
 
@@ -122,7 +121,7 @@ def pytest_collection_finish() -> None:
 def _same_random_numbers() -> None:
     """Start torch's own generator anew: a test draws the same numbers alone, in any order and in any process."""
     if "torch" in sys.modules:
-        sys.modules["torch"].manual_seed(0)
+        sys.modules["torch"].default_generator.manual_seed(0)  # those of other devices would be asked, too
 
 
 @pytest.fixture(autouse=True)

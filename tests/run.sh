@@ -58,20 +58,22 @@ FAST_KIB=1000000
 # where every thread was; so does one whose own time-out is longer: with it a run on a slow machine would have no time left to say so.
 PYTEST=(python -m pytest --dist loadfile --max-worker-restart 1 -o faulthandler_exit_on_timeout=true -o)
 
+# Files of unit tests that take long: they run with the integration tests.
+slow_files() { grep -rl --include='*.py' '^pytestmark = pytest.mark.slow$' tests/unit tests/contract; }
+
 # The files that these tests write live in memory where that can be.
 fast() {
     local place="${TMPDIR:-/tmp}" status=0
     if [ -w /dev/shm ] && [ "$(df -kP /dev/shm | awk 'NR == 2 { print $4 }')" -gt "$FAST_KIB" ]; then place=/dev/shm; fi
     files="$(mktemp -d -p "$place" slime-tests-XXXXXX)"
+    mapfile -t slow < <(slow_files)  # the marker alone would leave them out, but every process would import them
     trap 'rm -rf "$files"' EXIT
-    TMPDIR="$files" "${PYTEST[@]}" faulthandler_timeout=330 --numprocesses 3 tests/unit tests/contract -m "not slow" "$@" ||
+    TMPDIR="$files" "${PYTEST[@]}" faulthandler_timeout=330 --numprocesses 3 tests/unit tests/contract -m "not slow" \
+        "${slow[@]/#/--ignore=}" "$@" ||
         status=$?
     rm -rf "$files"
     return "$status"
 }
-
-# Files of unit tests that take long: they run with the integration tests.
-slow_files() { grep -rl --include='*.py' '^pytestmark = pytest.mark.slow$' tests/unit tests/contract; }
 
 # In a clean clone every process of the tests would compile them; the linters leave a core free for one that does. If the tests
 # cannot be collected, the fast part says so.

@@ -8,15 +8,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import httpx
 import openai
 import pytest
 
 from openclaw.messages.commands import ANSWER, MAX_CHARACTERS
 from tests.helpers.conversations import assistant, tool, user
+from tests.helpers.lazily import lazily
 from tests.unit.gateway.conftest import Stack, Starter
 
+anthropic = lazily("anthropic")
 KEYS = "alice:alice-key-123456\nbob:bob-key-1234567\n"
 REPLY = "Hello you."
 TALK: list[Any] = [user("Hello?"), assistant(REPLY)]

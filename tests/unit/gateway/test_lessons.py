@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from bisect import bisect_left
 from pathlib import Path
 from typing import Any
 
@@ -218,7 +219,11 @@ async def test_lessons_take_at_most_half_of_the_room(start: Starter, asked: dict
     def prompt(words: int) -> list[dict[str, str]]:
         return [{"role": "user", "content": "no " * words}]
 
-    longest = next(words for words in range(2048, 0, -1) if len(render(append_hint(prompt(words), LESSON))) < 2048)
+    def told(words: int) -> int:
+        return len(render(append_hint(prompt(words), LESSON)))
+
+    longest = bisect_left(range(2048), 2048, key=told) - 1
+    assert told(longest) < 2048 <= told(longest + 1)
     async with httpx.AsyncClient(base_url=stack.url, trust_env=False) as http:
         await http.post("/v1/lessons", json={"text": LESSON})
         response = await ask(stack, http, prompt(longest), **asked)

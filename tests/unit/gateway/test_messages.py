@@ -9,7 +9,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import httpx
 import pytest
 
@@ -17,8 +16,10 @@ from lab.testkit.waiting import eventually
 from openclaw.config.bounds import LARGE_BODY, MESSAGES
 from openclaw.gateway.dialects.anthropic import PING, MessagesForm, signature_of, turn_of
 from openclaw.gateway.errors import stopping
+from tests.helpers.lazily import lazily
 from tests.unit.gateway.conftest import CONTEXT_LENGTH, Stack, Starter
 
+anthropic = lazily("anthropic")
 USER: list[Any] = [{"role": "user", "content": "Hello?"}]
 WEATHER: dict[str, Any] = {
     "name": "weather",

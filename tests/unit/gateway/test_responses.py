@@ -257,6 +257,9 @@ async def test_more_characters_than_the_context_may_have_are_told_in_the_stream(
     with pytest.raises(openai.BadRequestError) as refused:
         await stack.client.responses.create(model="m", input=long)
     assert (refused.value.code, refused.value.param) == ("context_length_exceeded", "input")
+
+
+async def test_more_messages_than_the_context_may_have_are_told_in_the_stream(stack: Stack) -> None:
     for more in ([{"role": "user", "content": "hi"}] * 4097, [{"type": "reasoning", "summary": []}] * 8193):
         events = await stream(stack, input=more)
         assert [event.type for event in events] == ["response.created", "response.in_progress", "response.failed"]
