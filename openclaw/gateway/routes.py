@@ -36,6 +36,7 @@ from openclaw.gateway.stream import json_response
 from openclaw.gateway.window_views import WINDOW
 from openclaw.ledger.exceptions import LedgerFullError, UnknownRecordError
 from openclaw.ledger.sessions import Forgotten
+from openclaw.owners import episode_of
 
 logger = logging.getLogger(__name__)
 
@@ -83,8 +84,8 @@ def add_model_routes(app: FastAPI, service: ChatService) -> None:
     """Add the routes that describe the one model and its kept versions."""
 
     async def names(request: Request) -> list[str]:
-        own = service.config.model_name
-        kept = [] if service.earlier is None else await service.earlier.kept(client_of(request.scope).owner)
+        own, owner = service.config.model_name, client_of(request.scope).owner
+        kept = [] if service.earlier is None or episode_of(owner) is not None else await service.earlier.kept(owner)
         return [own, *(f"{own}{MARK}{version}" for version in kept)]
 
     @app.get("/v1/models")

@@ -317,7 +317,7 @@ class Window:
         talk = self._talk(asked, words.get("id", ""), words.get("version", ""), versions)
         beside = None
         if versions and ("beside" in words or "compare" in words):
-            beside = self._talk(asked, words.get("beside", ""), words.get("other", versions[0]), versions)
+            beside = self._talk(asked, words.get("beside", ""), words.get("other", versions[-1]), versions)
         return {
             **talk,
             "beside": beside,
