@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.helpers.syntax import parsed
@@ -12,15 +13,22 @@ from tests.helpers.syntax import parsed
 WORD = re.compile(r"--[a-zA-Z][\w-]*|\b[a-zA-Z_]\w*")
 
 
+def _source(lines: Sequence[bytes], node: ast.stmt | ast.expr) -> str:
+    """Return the source of a node; `ast.get_source_segment` would split the whole file for each."""
+    first, last = node.lineno - 1, node.end_lineno or node.lineno
+    whole = b"".join(lines[first:last])
+    return whole[node.col_offset : len(whole) - len(lines[last - 1]) + (node.end_col_offset or 0)].decode()
+
+
 @functools.cache
 def definitions(path: Path) -> dict[str, str]:
     """Return the source of every name that a module defines at its top level."""
-    text = path.read_text()
+    lines = path.read_bytes().splitlines(keepends=True)
     found: dict[str, str] = {}
     for node in parsed(path).body:
-        source = ast.get_source_segment(text, node) or ""
+        source = _source(lines, node)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            decorators = [ast.get_source_segment(text, decorator) or "" for decorator in node.decorator_list]
+            decorators = [_source(lines, decorator) for decorator in node.decorator_list]
             found[node.name] = "\n".join([*decorators, source])
         elif isinstance(node, ast.Assign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
+import functools
+
 import pytest
 
 from slime.arguments import build_parser
@@ -39,15 +42,20 @@ DIFFERENT = {
 }
 
 
+@functools.cache
+def flags() -> dict[str, argparse.Action]:
+    return dict(build_parser()._option_string_actions)
+
+
 @pytest.mark.parametrize("flag", CONTRACT)
 def test_a_default_is_the_contracts(flag: str) -> None:
-    assert build_parser()._option_string_actions[flag].default == CONTRACT[flag]
+    assert flags()[flag].default == CONTRACT[flag]
 
 
 @pytest.mark.parametrize("flag", DIFFERENT)
 def test_another_default_has_its_reason_in_the_help(flag: str) -> None:
     theirs, ours, reason = DIFFERENT[flag]
-    action = build_parser()._option_string_actions[flag]
+    action = flags()[flag]
     assert action.default == ours
     assert ours != theirs
     assert reason in (action.help or "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 from collections import Counter
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from tests.contract.flag_effects import EFFECTS
 from tests.contract.mentions import definitions, words_of
 
 
+@functools.cache
 def accepted() -> dict[str, argparse.Action]:
     """The flags in ``--help``, by their first spelling without dashes; those with one possible value left out."""
     fixed = {one.flag for one in FIXED}

@@ -33,6 +33,8 @@ from tests.helpers.people_ranks import data_of, start, states
 from tests.helpers.rollout_args import rollout_args
 from tests.unit.ray.test_run_restart import NOWHERE, Remote, loop
 
+pytestmark = pytest.mark.slow
+
 PLAN = ["ann", "ben", "ann", "ben"]
 """Whose batch each rollout has."""
 KILLED = 2
