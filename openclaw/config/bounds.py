@@ -80,6 +80,7 @@ LARGE_BODY = Bound(
 )
 FEEDBACK_BODY = Bound("feedback_body", 1 << 18, "bytes", "the body of one feedback")
 FORM_FIELDS = Bound("form_fields", 16, "fields", "fields of a form of the window")
+WINDOW_PAGES = Bound("window_pages", 16, "pages", "pages of the window that are kept up to date for one key")
 LESSON_BODY = Bound("lesson_body", 1 << 14, "bytes", "the body of a request about lessons")
 EPISODE_BODY = Bound("episode_body", 1 << 16, "bytes", "the body of a request that creates or rewards an episode")
 EPISODE_NAME = Bound("episode_name", 1024, "characters", "the task and the group of an episode")

@@ -49,6 +49,7 @@ from openclaw.gateway.routes import add_model_routes, add_session_routes, add_st
 from openclaw.gateway.shared import Shared, admit_episode
 from openclaw.gateway.under_way import InFlightRegistry
 from openclaw.gateway.window import add_window_routes
+from openclaw.gateway.window_events import PageEvents
 from openclaw.gateway.window_views import Views
 
 logger = logging.getLogger(__name__)
@@ -159,6 +160,8 @@ class GuardedApp(FastAPI):
     guard: Callable[[ASGIApp], Guard]
     endpoints: Mapping[str, Completions]
     """By path."""
+    pages: PageEvents | None = None
+    """That are open in the window, if there is one."""
 
     def openapi(self) -> dict[str, Any]:
         """Return the OpenAPI description of all routes."""
@@ -237,7 +240,8 @@ def create_app(
     add_model_routes(app, service)
     add_status_routes(app, service, registry, keyring, workers, has_window=views is not None)
     if views is not None and log_ins is not None:
-        add_window_routes(app, service, own, views, log_ins)
+        app.pages = PageEvents(views, config.keepalive_seconds)
+        add_window_routes(app, service, own, views, log_ins, app.pages)
     return app
 
 

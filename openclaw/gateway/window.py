@@ -1,5 +1,6 @@
 """The window: pages on which people see what the model learned from them, and say what they think.
 
+``GET /window/events`` tells an open page that it has changed (`openclaw.gateway.window_events`).
 ``GET /window/{view}`` is a page and ``GET /window/json/{view}`` its twin for programs; `openclaw.window` has the views.
 The pages' own script (``/window/window.js``) is the only one that the content policy allows, and all works without it.
 ``POST /window/log_in`` and ``/window/log_out`` are for browsers (`openclaw.gateway.log_in`). ``POST /window/say`` asks the model
@@ -16,7 +17,7 @@ again repeats nothing. Stateless.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from typing import Any
@@ -43,8 +44,10 @@ from openclaw.gateway.log_in import HEADERS, LogIns, log_in_page, plain_page
 from openclaw.gateway.routes import forget_meant
 from openclaw.gateway.stream import Connected, EventStream
 from openclaw.gateway.turns import parse_feedback
+from openclaw.gateway.window_events import PageEvents
 from openclaw.gateway.window_views import (
     CHAT_NAME,
+    EVENTS,
     LOG_IN,
     LOG_OUT,
     SCRIPT,
@@ -86,6 +89,12 @@ def fields_of(request: Request) -> dict[str, str]:
 def streams(request: Request) -> bool:
     """Return whether the pages' script asks, which reads events and no page."""
     return EventStream.media_type in request.headers.get("accept", "")
+
+
+def with_headers(response: Response) -> Response:
+    """Return a response with the headers of every answer of the window."""
+    response.headers.update(HEADERS)
+    return response
 
 
 def to_view(view: str, **words: str) -> Response:
@@ -248,12 +257,14 @@ async def _wholes(service: ChatService, questions: Sequence[Question], request: 
     return [each for each in ended if not isinstance(each, BaseException)]
 
 
-def add_window_routes(app: FastAPI, service: ChatService, own: AdapterDesk, views: Views, log_ins: LogIns) -> None:
-    """Add the routes; ``own``: answers for people's own adapters."""
+def add_window_routes(
+    app: FastAPI, service: ChatService, own: AdapterDesk, views: Views, log_ins: LogIns, pages: PageEvents
+) -> None:
+    """Add the routes; ``own``: answers for people's own adapters; ``pages``: that are open."""
 
-    def asked(view: str, form: Form, request: Request, client: Client) -> Asked:
+    def asked(view: str, form: Form, request: Request, client: Client, taken: Container[str] = ()) -> Asked:
         owner = None if client.admin else client.owner
-        words = {**request.query_params}
+        words = {name: word for name, word in request.query_params.items() if name not in taken}
         return Asked(view, words, form, client.name, owner, root(client.owner), log_ins.needed)
 
     async def shown(view: str, form: Form, request: Request) -> bytes:
@@ -270,7 +281,9 @@ def add_window_routes(app: FastAPI, service: ChatService, own: AdapterDesk, view
                 except ApiError as error:
                     if not path.startswith(TWINS) and not streams(request):
                         return _problem(error)
-                    return Response(orjson.dumps(error.body()), error.status, HEADERS, "application/json")
+                    return Response(
+                        orjson.dumps(error.body()), error.status, HEADERS | headers_of(error), "application/json"
+                    )
 
             app.router.add_route(path, handle, methods=list(methods), include_in_schema=False)
 
@@ -345,9 +358,7 @@ def add_window_routes(app: FastAPI, service: ChatService, own: AdapterDesk, view
 
     @route(f"{WINDOW}/export", "GET")
     async def export(request: Request) -> Response:
-        response = await own.export(client_of(request.scope))
-        response.headers.update(HEADERS)
-        return response
+        return with_headers(await own.export(client_of(request.scope)))
 
     @route(f"{WINDOW}/weights", "POST")
     async def weights(request: Request) -> Response:
@@ -364,6 +375,19 @@ def add_window_routes(app: FastAPI, service: ChatService, own: AdapterDesk, view
     async def forget_conversation(request: Request) -> Response:
         await forget_meant(service, fields_of(request).get("id", ""), client_of(request.scope))
         return to_view("conversations")
+
+    @route(EVENTS, "GET")
+    async def events(request: Request) -> ASGIApp:
+        client, words = client_of(request.scope), request.query_params
+        look = asked(words.get("view", ""), "page", request, client, ("view", "revision"))
+
+        def still() -> bool:
+            try:
+                return log_ins.client(request.headers) == client
+            except ApiError:
+                return False
+
+        return with_headers(pages.stream(look, client.name, words.get("revision", ""), still))
 
     @route(f"{TWINS}{{view}}", "GET")
     async def twin(request: Request) -> Response:

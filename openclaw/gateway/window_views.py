@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple, Protocol
 
 from openclaw.exceptions import OpenClawError
@@ -15,7 +15,9 @@ from openclaw.exceptions import OpenClawError
 WINDOW = "/window"
 BELOW = f"{WINDOW}/"
 """How the paths of the window begin."""
-LOG_IN, LOG_OUT, STYLE, SCRIPT = (f"{WINDOW}/{name}" for name in ("log_in", "log_out", "style.css", "window.js"))
+LOG_IN, LOG_OUT, STYLE, SCRIPT, EVENTS = (
+    f"{WINDOW}/{name}" for name in ("log_in", "log_out", "style.css", "window.js", "events")
+)
 Form = Literal["page", "json"]
 CHAT_NAME = re.compile(r"window-[0-9a-f]{12}")
 """What a conversation is called that somebody has in the window."""
@@ -55,6 +57,11 @@ class Asked(NamedTuple):
     person: str
     logged_in: bool
 
+    @property
+    def key(self) -> object:
+        """What is the same for looks that show the same."""
+        return self.view, self.form, self.owner, self.person, *sorted(self.words.items())
+
 
 class Views(Protocol):
     """The views of one server."""
@@ -69,6 +76,14 @@ class Views(Protocol):
 
     async def accept(self) -> None:
         """Accept what the gate refused of the weights that all share; raise ChangeError."""
+        ...
+
+    async def revisions(self, open_pages: Sequence[Asked]) -> list[str | None]:
+        """Return a text for each page that changes with what it shows; None where that is not known now.
+
+        Raises:
+            ApiError: the views do not answer.
+        """
         ...
 
     async def close(self) -> None:

@@ -169,6 +169,10 @@ class Database:
         with self.lock, self.named_errors():
             return self.connection.execute(sql, parameters).fetchall()
 
+    def version(self) -> int:
+        """Return a number that changes with every commit of another connection to the file."""
+        return self.rows("PRAGMA data_version")[0][0]
+
     def insert(self, connection: sqlite3.Connection, table: str, columns: Mapping[str, Any]) -> int:
         """Insert a row inside a transaction and return its row id."""
         marks = ", ".join("?" for _ in columns)

@@ -327,7 +327,7 @@ async def serve(config: RuntimeConfig) -> None:
         garbage = asyncio.create_task(collect_when_quiet(lambda: service.replies.under_way > 0))
         try:
             keep = partial(workers.run, server, app, service, keyring, topk) if workers else None
-            await _run(server, judge, practice, keep)
+            await _run(server, judge, practice, keep, lambda: app.pages and app.pages.stop())
         finally:
             garbage.cancel()
             if records is not None:
@@ -349,12 +349,17 @@ async def _run(
     judge: JudgeLoop | None,
     practice: PracticeLoop | None,
     keep_workers: Callable[[asyncio.Event], Coroutine[Any, Any, None]] | None,
+    on_end: Callable[[], object],
 ) -> None:
-    """Run server, judge loop, practice and workers until one of them ends, then end the others; workers end before the server."""
+    """Run server, judge loop, practice and workers until one of them ends, then end the others; workers end before the server.
+
+    ``on_end`` is called as soon as the end begins.
+    """
     stop = asyncio.Event()
 
     def end() -> None:
         stop.set()
+        on_end()
         server.should_exit = server.should_exit or keep_workers is None
 
     loop = asyncio.get_running_loop()

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.gateway.channel import Channel, ChannelLostError
@@ -50,17 +51,25 @@ class WindowProcess:
         """Accept what the gate refused of the weights that all share."""
         await self._ask(lambda channel: channel.ask("accept"))
 
+    async def revisions(self, open_pages: Sequence[Asked]) -> list[str | None]:
+        """Return a text for each page that changes with what it shows; None where that is not known now.
+
+        Raises:
+            ApiError: as `show` does.
+        """
+        return await self._ask(lambda channel: channel.ask("revisions", open_pages))
+
     async def close(self) -> None:
         """End the process."""
         await self.process.close()
 
-    async def _ask(self, question: Callable[[Channel], Awaitable[bytes]]) -> bytes:
+    async def _ask(self, question: Callable[[Channel], Awaitable[Any]]) -> Any:
         if self.process.uses >= MOST_LOOKS:
             raise ApiError(503, "too many pages are loaded at once; load this one again", code="window_busy")
         with self.process.used():
             return await self._asked(question)
 
-    async def _asked(self, question: Callable[[Channel], Awaitable[bytes]]) -> bytes:
+    async def _asked(self, question: Callable[[Channel], Awaitable[Any]]) -> Any:
         for _ in range(TRIES):
             try:
                 channel = await self.process.channel()

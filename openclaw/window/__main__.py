@@ -10,10 +10,12 @@ import asyncio
 import os
 import socket
 import sys
+from collections.abc import Sequence
 
 from groundwork.process import watch_lifeline
 from openclaw.gateway.channel import Channel
 from openclaw.gateway.window_views import Asked
+from openclaw.window.changes import Changes
 from openclaw.window.views import Window, open_window
 
 NICE = 5
@@ -21,10 +23,15 @@ NICE = 5
 
 async def answer(window: Window, descriptor: int) -> None:
     """Answer what comes over the socket of ``descriptor`` until the other end is closed."""
-    over = asyncio.Event()
+    over, looking = asyncio.Event(), asyncio.Lock()
+    changes = Changes(window)
 
     async def show(asked: Asked) -> bytes:
         return await asyncio.to_thread(window.show, asked)
+
+    async def revisions(open_pages: Sequence[Asked]) -> list[str | None]:
+        async with looking:
+            return await asyncio.to_thread(changes.revisions, open_pages)
 
     async def roll_back(version: str) -> bytes:
         await asyncio.to_thread(window.roll_back, version)
@@ -34,7 +41,7 @@ async def answer(window: Window, descriptor: int) -> None:
         await asyncio.to_thread(window.accept)
         return b""
 
-    channel = Channel({"show": show, "roll_back": roll_back, "accept": accept}, over.set)
+    channel = Channel({"show": show, "revisions": revisions, "roll_back": roll_back, "accept": accept}, over.set)
     await channel.open(socket.socket(fileno=descriptor))
     await over.wait()
 

@@ -17,11 +17,23 @@ from openclaw.window.lanes import draw_lanes
 PACKAGE = "openclaw.window"
 
 
-def render(asked: Asked, titles: Mapping[str, str], template: str, found: Mapping[str, Any]) -> bytes:
-    """Return the page of what a view found; ``titles``: of the views that the page leads to, by name."""
+def render(
+    asked: Asked, titles: Mapping[str, str], template: str, found: Mapping[str, Any], revision: str | None
+) -> bytes:
+    """Return the page of what a view found.
+
+    Args:
+        asked: the look.
+        titles: of the views that the page leads to, by name.
+        template: of the view.
+        found: its values.
+        revision: of the values, for a page that is kept up to date.
+    """
     page = _environment().get_template(f"{template}.html.jinja")
     links = {"window": WINDOW, "style": STYLE, "script": SCRIPT, "log_out": LOG_OUT}
-    return page.render(asked=asked, titles=titles, links=links, template=template, **found).encode(errors="replace")
+    return page.render(asked=asked, titles=titles, links=links, template=template, revision=revision, **found).encode(
+        errors="replace"
+    )
 
 
 @cache

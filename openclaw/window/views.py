@@ -9,6 +9,7 @@ judged first replies are read in whole, as numbers.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import threading
 import time
@@ -62,22 +63,27 @@ MOST_PEOPLE = 200
 MOST_BUSY = 3000
 """Turns and steps that are drawn, the newest."""
 MINUTES = (10, 60, 360, 1440)
+LEAST_SECONDS = 60.0
+"""That the lanes show, however short a run is."""
 RECENT = 200
 """Certificates among which the red ones come first."""
 PREVIEW = 160
 SHADES = 9
 """Of an advantage, for each sign."""
 LAST = 2**62
+UNFOLLOWED = frozenset({"doctor", "compare"})
+"""Words of pages that are not kept up to date: the doctor takes seconds, and what has no name yet cannot change."""
 Found = dict[str, Any]
 
 
 class View(NamedTuple):
-    """A view: its title, what finds its values, its template; whether every page leads to it."""
+    """A view: its title, what finds its values, its template; whether every page leads to it; values that say nothing new."""
 
     title: str
     find: Callable[[Window, Asked], Found]
     template: str
     in_menu: bool = True
+    fleeting: frozenset[str] = frozenset()
 
 
 class Window:
@@ -98,19 +104,33 @@ class Window:
         Raises:
             UnknownViewError: there is no such view, or it has nothing of that name for whoever asks.
         """
+        view, found = self._found(asked)
+        if asked.form == "json":
+            return _as_json(found)
+        menu = {name: each.title for name, each in VIEWS.items() if each.in_menu}
+        drawn = {"charts": [(chart, draw(chart)) for chart in found["charts"]]} if "charts" in found else {}
+        revision = None if UNFOLLOWED & asked.words.keys() else _revision(view, found)
+        return render(asked, menu, view.template, {"title": view.title} | found | drawn, revision)
+
+    def _found(self, asked: Asked) -> tuple[View, Found]:
         view = VIEWS.get(asked.view)
         if view is None:
             raise UnknownViewError(f"there is no view {asked.view!r}; the views are {', '.join(VIEWS)}")
         try:
-            found = view.find(self, asked)
+            return view, view.find(self, asked)
         except UnknownRecordError as error:
             raise UnknownViewError("there is nothing of that name, or it is not yours") from error
-        if asked.form == "json":
-            charts = {"charts": [asdict(chart) for chart in found["charts"]]} if "charts" in found else {}
-            return _as_json(found | charts)
-        menu = {name: each.title for name, each in VIEWS.items() if each.in_menu}
-        drawn = {"charts": [(chart, draw(chart)) for chart in found["charts"]]} if "charts" in found else {}
-        return render(asked, menu, view.template, {"title": view.title} | found | drawn)
+
+    def mark(self) -> object:
+        """Return what changes with every change of the ledger or the metrics file."""
+        return self.ledger.database.version(), self._metrics_mark()
+
+    def revision(self, asked: Asked) -> str:
+        """Return a text that changes with what a look shows to whoever asks, and with nothing else."""
+        try:
+            return _revision(*self._found(asked))
+        except UnknownViewError:
+            return "gone"
 
     def roll_back(self, version: str) -> None:
         """Ask the run for an earlier version of the weights that all share, as ``openclaw-rl rollback`` does.
@@ -137,15 +157,21 @@ class Window:
 
     def _series(self) -> Mapping[str, Series]:
         """Return the series of the charts, read again when the metrics file has changed."""
-        try:
-            stat = self.run.metrics_path.stat()
-        except OSError:
+        now = self._metrics_mark()
+        if now is None:
             return {}
         mark, series = self._metrics
-        if mark != (now := (stat.st_mtime_ns, stat.st_size, stat.st_ino)):
+        if mark != now:
             series = read_series(self.run.metrics_path, _wanted)
             self._metrics = (now, series)
         return series
+
+    def _metrics_mark(self) -> object:
+        try:
+            stat = self.run.metrics_path.stat()
+        except OSError:
+            return None
+        return stat.st_mtime_ns, stat.st_size, stat.st_ino
 
     def learning(self, asked: Asked) -> Found:
         """Is it learning? Liked first replies by version, evaluations, and what the gate decided."""
@@ -386,7 +412,7 @@ class Window:
         return self.ledger.samples.live_weight_version(own)
 
     def machine(self, asked: Asked) -> Found:
-        """What the machine did: answering, judging, training and pushing over time, with the updates."""
+        """What the machine did: answering, judging, training and pushing over time, with the updates; a short run from its begin."""
         minutes = _number(asked.words.get("minutes"), MINUTES[1])
         minutes = minutes if minutes in MINUTES else MINUTES[1]
         person = None if asked.owner is None else root(asked.owner)
@@ -394,7 +420,6 @@ class Window:
         steps = [] if _is_child(asked) else self.ledger.views.newest_steps(MOST_BUSY, person)
         ends = [each.finished_at for each in turns] + [each.live_at for each in steps]
         until = max(ends + [each.judged_at for each in turns if each.judged_at is not None], default=time.time())
-        since = until - 60 * minutes
         seconds = self._series().get(STEP_SECONDS, {})
         lanes = {
             "answering": [(each.created_at, each.finished_at) for each in turns],
@@ -404,6 +429,10 @@ class Window:
             "training": [(each.trained_at - seconds.get(each.rollout_id, 0.0), each.trained_at) for each in steps],
             "pushing": [(each.trained_at, each.live_at) for each in steps],
         }
+        begun = min((start for intervals in lanes.values() for start, _ in intervals), default=until)
+        if MOST_BUSY in (len(turns), len(steps)):
+            begun = 0.0
+        since = max(until - 60 * minutes, min(begun, until - LEAST_SECONDS))
         oldest = turns[0].created_at if len(turns) == MOST_BUSY else None
         return {
             "since": since,
@@ -525,9 +554,9 @@ VIEWS: Mapping[str, View] = {
     "health": View("Is it healthy?", Window.health, "health"),
     "conversations": View("Conversations", Window.conversations, "conversations"),
     "mine": View("Lessons and adapter", Window.mine, "mine"),
-    "queue": View("Who waits?", Window.queue, "queue"),
-    "machine": View("The machine", Window.machine, "machine"),
-    "chat": View("Talk to it", Window.chat, "chat"),
+    "queue": View("Who waits?", Window.queue, "queue", fleeting=frozenset({"now"})),
+    "machine": View("The machine", Window.machine, "machine", fleeting=frozenset({"since", "until"})),
+    "chat": View("Talk to it", Window.chat, "chat", fleeting=frozenset({"id"})),
     "conversation": View("A conversation", Window.conversation, "conversation", in_menu=False),
     "turn": View("A turn", Window.turn, "turn", in_menu=False),
 }
@@ -551,7 +580,14 @@ def _behind(live: str | None, oldest: str | None) -> int | None:
     return None if now is None or then is None else now - then
 
 
+def _revision(view: View, found: Found) -> str:
+    lasting = {name: value for name, value in found.items() if name not in view.fleeting}
+    return hashlib.blake2b(_as_json(lasting), digest_size=12).hexdigest()
+
+
 def _as_json(found: Found) -> bytes:
+    if "charts" in found:
+        found = found | {"charts": [asdict(chart) for chart in found["charts"]]}
     try:
         return orjson.dumps(found, option=orjson.OPT_NON_STR_KEYS)
     except orjson.JSONEncodeError:  # a text has half a surrogate pair, which no UTF-8 holds

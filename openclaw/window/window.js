@@ -5,7 +5,10 @@
 const main = document.querySelector("main");
 const live = document.getElementById("live");
 const FIELDS = "input:not([type=hidden]), textarea, select";
+const FIRST_WAIT = 1000;
+const LONGEST_WAIT = 30000;
 let talking = false;
+let connection = null; // to the events of the page
 
 // ---- Events of a response, as they come
 
@@ -186,8 +189,10 @@ async function talk(form) {
   let problem = "";
   try {
     const id = await hear(form, fields, asked, reply);
+    const shown = location.search;
     const words = [...fields].filter(([name, value]) => name !== "text" && value);
     history.replaceState(null, "", `${location.pathname}?${new URLSearchParams(words)}`);
+    if (location.search !== shown) stayLive(); // it showed no conversation before
     if (id.startsWith("command-")) return; // no turn; it stays until the next words
     place.replaceChildren();
   } catch (error) {
@@ -215,3 +220,52 @@ document.addEventListener("submit", (event) => {
   event.preventDefault();
   if (!talking) talk(event.target);
 });
+
+// ---- The page as the run is
+
+const pause = (milliseconds) => new Promise((resolve) => setTimeout(resolve, milliseconds));
+
+function say(words) {
+  if (live.textContent !== words) live.textContent = words;
+}
+
+async function follow(signal) {
+  const words = new URLSearchParams(location.search);
+  words.set("view", main.dataset.view);
+  words.set("revision", main.dataset.revision);
+  const response = await fetch(`/window/events?${words}`, { signal, headers: { accept: "text/event-stream" } });
+  if (response.status === 401) throw new Gone("You are logged out. Load this page again to log in.");
+  if (!response.ok) throw new Error(response.status === 429 ? await problemOf(response) : "The server is away.");
+  say("live");
+  for await (const data of events(response)) {
+    if (talking || JSON.parse(data).revision === main.dataset.revision) continue;
+    await refresh();
+  }
+}
+
+// Follow the run while somebody can see the page; a server that is away is asked again, less and less often.
+async function stayLive() {
+  connection?.abort();
+  if (document.hidden || !main.dataset.revision) return;
+  const own = (connection = new AbortController());
+  let wait = FIRST_WAIT;
+  while (!own.signal.aborted) {
+    const begun = Date.now();
+    let problem = "The server is away.";
+    try {
+      await follow(own.signal);
+    } catch (error) {
+      if (own.signal.aborted) return;
+      if (error instanceof Gone) return say(error.message);
+      if (!(error instanceof TypeError)) problem = error.message;
+    }
+    if (own.signal.aborted) return;
+    if (Date.now() - begun > LONGEST_WAIT) wait = FIRST_WAIT;
+    say(`${problem} Next try in ${wait / 1000} s.`);
+    await pause(wait);
+    wait = Math.min(2 * wait, LONGEST_WAIT);
+  }
+}
+
+document.addEventListener("visibilitychange", stayLive);
+stayLive();

@@ -19,6 +19,7 @@ from lab.window_pictures import VIEWS as PICTURED
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.gateway.app import create_app
 from openclaw.gateway.chat import ChatService
+from openclaw.gateway.window_events import PageEvents
 from openclaw.ledger.store import Ledger
 from openclaw.owners import stored_id
 from openclaw.runtime.earlier import EarlierProcess
@@ -54,6 +55,7 @@ class Desk:
     told: list[str]
     ledger: Ledger
     engine: StandInEngine
+    pages: PageEvents
 
     async def tab_to(self, name: str) -> None:
         """Press Tab until what has the focus is called ``name``."""
@@ -116,7 +118,8 @@ async def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
         async def open_page(**options: object) -> Desk:
             context = await browser.new_context(**options)
             page = await context.new_page()
-            desk = Desk(page, url, [], [], ledger, engine)
+            assert app.pages is not None
+            desk = Desk(page, url, [], [], ledger, engine, app.pages)
             page.on("request", lambda request: desk.asked.append(request.url))
             page.on("console", lambda message: desk.told.append(message.text))
             await page.goto(url)
@@ -279,6 +282,71 @@ async def test_who_leaves_the_page_aborts_the_reply(opened: Opener) -> None:
     await playwright.expect(desk.page.locator(".reply")).to_contain_text("He")
     await desk.press("Conversations")
     await desk.engine.wait_for(lambda: len(desk.engine.aborted) == 1 and not desk.engine.running)
+
+
+async def test_an_open_page_is_as_the_run_is(opened: Opener) -> None:
+    desk = await opened(viewport={"width": 700, "height": 300})
+    page = desk.page
+    await log_in(desk)
+    await desk.press("Lessons and adapter")
+    live = page.locator("#live")
+    await playwright.expect(live).to_have_text("live")
+    await desk.tab_to("text")
+    await page.keyboard.type("Half a wi")
+    first = desk.ledger.lessons.add("ann", "Keep answers short.")
+    await playwright.expect(page.locator(".lesson")).to_have_text("Keep answers short.")
+    assert await page.locator("#new").input_value() == "Half a wi", "what is being typed stays"
+    assert await page.evaluate("document.activeElement.id") == "new"
+    await page.keyboard.type("sh")
+    await desk.tab_to("Edit or delete")
+    await page.keyboard.press("Enter")
+    await desk.tab_to("text")
+    await page.keyboard.press("End")
+    await page.keyboard.type(" Very.")
+    await page.locator(".cards details textarea").evaluate("each => each.mark = 'same'")
+    before = await page.evaluate("document.activeElement.getBoundingClientRect().top")
+    for number in range(4):
+        desk.ledger.lessons.add("ann", f"Wish number {number}.")
+    await playwright.expect(page.locator(".lesson")).to_have_count(5)
+    focused = "document.activeElement"
+    assert await page.evaluate(f"[{focused}.mark, {focused}.value]") == ["same", "Keep answers short. Very."]
+    assert await page.evaluate(f"{focused}.closest('details').open"), "what was opened stays open"
+    assert abs(await page.evaluate(f"{focused}.getBoundingClientRect().top") - before) < 2, "nothing jumps"
+    assert await page.locator("#new").input_value() == "Half a wish"
+    desk.ledger.lessons.remove("ann", first.id)
+    await playwright.expect(page.locator(".cards")).to_contain_text("Wish number 3.")
+    assert await page.evaluate(f"{focused}.value") == "Keep answers short. Very.", "a form in use is not taken away"
+
+
+async def test_an_open_page_says_when_the_server_is_away(opened: Opener) -> None:
+    desk = await opened()
+    page = desk.page
+    await log_in(desk)
+    await desk.press("Conversations")
+    live = page.locator("#live")
+    await playwright.expect(live).to_have_text("live")
+    await page.context.set_offline(True)
+    await page.route("**/window/events*", lambda route: route.abort())
+    await page.evaluate("connection.abort(); void stayLive()")
+    await playwright.expect(live).to_contain_text("The server is away. Next try in")
+    asked = len(desk.asked)
+    await page.unroute("**/window/events*")
+    await page.context.set_offline(False)
+    await playwright.expect(live).to_have_text("live")
+    assert len(desk.asked) - asked < 5
+    hidden = "Object.defineProperty(document, 'hidden', {value: %s, configurable: true});"
+    tell = "document.dispatchEvent(new Event('visibilitychange'))"
+    await page.evaluate(hidden % "true" + tell)
+    await asyncio.wait_for(until(lambda: len(desk.pages) == 0), 10)
+    await page.evaluate(hidden % "false" + tell)
+    await asyncio.wait_for(until(lambda: len(desk.pages) == 1), 10)
+    await page.request.post(f"{desk.url}/window/log_out", headers={"origin": desk.url})
+    await playwright.expect(live).to_have_text("You are logged out. Load this page again to log in.")
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.02)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -113,7 +113,7 @@ ELSEWHERE = {
     "test_episodes.py": {b.OPEN_EPISODES, b.EPISODE_WAIT},
     "test_guessed_keys.py": {b.WRONG_KEYS},
     "test_large_bodies.py": {b.LARGE_BODIES},
-    "test_window.py": {b.FORM_FIELDS},
+    "test_window.py": {b.FORM_FIELDS, b.WINDOW_PAGES},
     "test_pictures.py": {b.PICTURE_BYTES, b.PICTURE_PIXELS},
 }
 """Bounds that are reached by more than the fields of a body, with the tests of their refusals."""

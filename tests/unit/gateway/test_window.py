@@ -7,8 +7,8 @@ import os
 import re
 import signal
 import sqlite3
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, closing
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,14 @@ from prometheus_client import CollectorRegistry
 
 from lab.testkit.engine import serve
 from lab.testkit.ledger_records import make_turn
-from openclaw.config.bounds import FORM_FIELDS
+from openclaw.config.bounds import FORM_FIELDS, WINDOW_PAGES
 from openclaw.engine.client import TokenChunk
 from openclaw.gateway.app import create_app
 from openclaw.gateway.auth import Keyring
 from openclaw.gateway.earlier import Wanted
+from openclaw.gateway.errors import ApiError
 from openclaw.gateway.log_in import HOURS, LogIns
+from openclaw.gateway.window_events import PageEvents
 from openclaw.gateway.window_views import Asked, ChangeError, UnknownViewError
 from openclaw.owners import stored_id
 from openclaw.runtime.window import WindowProcess
@@ -45,6 +47,13 @@ class Echo:
     def __init__(self) -> None:
         self.asked: list[Asked] = []
         self.changes: list[str] = []
+        self.revision = "1"
+        self.fails = False
+
+    async def revisions(self, open_pages: Sequence[Asked]) -> list[str | None]:
+        if self.fails:
+            raise ApiError(503, "the window cannot be shown now")
+        return [self.revision if page.owner == "alice" else "of others" for page in open_pages]
 
     async def show(self, asked: Asked) -> bytes:
         if asked.view == "nothing":
@@ -73,6 +82,7 @@ class Site:
     views: Echo
     keys: Path
     exits: AsyncExitStack
+    pages: PageEvents
 
     async def browser(self) -> httpx.AsyncClient:
         """Return a browser, with a jar of cookies of its own."""
@@ -98,7 +108,14 @@ async def exits() -> AsyncIterator[AsyncExitStack]:
 
 
 async def served(exits: AsyncExitStack, stack: Stack, views: Any) -> str:
-    return await exits.enter_async_context(serve(create_app(stack.service, CollectorRegistry(), views=views)))
+    return (await served_pages(exits, stack, views))[0]
+
+
+async def served_pages(exits: AsyncExitStack, stack: Stack, views: Any) -> tuple[str, PageEvents]:
+    app = create_app(stack.service, CollectorRegistry(), views=views)
+    assert app.pages is not None
+    app.pages._round_seconds = 0.01
+    return await exits.enter_async_context(serve(app)), app.pages
 
 
 @pytest.fixture
@@ -108,7 +125,8 @@ async def site(start: Starter, tmp_path: Path, exits: AsyncExitStack) -> Site:
     keys.chmod(0o600)
     stack: Stack = await start(api_keys_file=str(keys), allowed_origins="http://front.example")
     views = Echo()
-    return Site(stack, await served(exits, stack, views), views, keys, exits)
+    url, pages = await served_pages(exits, stack, views)
+    return Site(stack, url, views, keys, exits, pages)
 
 
 @pytest.fixture
@@ -116,7 +134,8 @@ async def open_site(start: Starter, tmp_path: Path, exits: AsyncExitStack) -> Si
     """A server without keys."""
     stack: Stack = await start()
     views = Echo()
-    return Site(stack, await served(exits, stack, views), views, tmp_path, exits)
+    url, pages = await served_pages(exits, stack, views)
+    return Site(stack, url, views, tmp_path, exits, pages)
 
 
 def record(stack: Stack, owner: str, turn_id: str) -> None:
@@ -540,6 +559,113 @@ async def test_one_talks_in_the_window_as_with_any_client(site: Site) -> None:
     assert len(site.stack.turns()[-1].messages) == 1, "a name of alice's is bob's own conversation"
 
 
+@asynccontextmanager
+async def following(browser: httpx.AsyncClient, revision: str = "1") -> AsyncIterator[AsyncIterator[str]]:
+    """Open the events of a page and give the revisions that it hears of."""
+    words = {"view": "mine", "revision": revision}
+    async with browser.stream("GET", "/window/events", params=words, headers=EVENTS) as answer:
+        assert answer.status_code == 200
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        assert "default-src 'none'" in answer.headers["content-security-policy"]
+        lines = answer.aiter_lines()
+        assert (await anext(lines)).startswith(":"), "it is connected at once"
+
+        async def revisions() -> AsyncIterator[str]:
+            async for line in lines:
+                if line.startswith("data: "):
+                    yield orjson.loads(line.removeprefix("data: "))["revision"]
+
+        yield revisions()
+
+
+EVENTS = {**OWN, "accept": "text/event-stream"}
+
+
+async def over(revisions: AsyncIterator[str]) -> None:
+    async with asyncio.timeout(10):
+        assert [revision async for revision in revisions] == []
+
+
+async def test_a_page_hears_of_its_own_changes_until_it_is_closed(site: Site) -> None:
+    alice, bob = await site.logged_in("alice"), await site.logged_in("bob")
+    async with following(alice) as heard, following(bob, "of others") as elsewhere:
+        site.views.revision = "2"
+        assert await anext(heard) == "2"
+        site.views.revision = "3"
+        assert await anext(heard) == "3"
+        waits = asyncio.ensure_future(anext(elsewhere))
+        await asyncio.sleep(0.1)
+        assert not waits.done(), "what alice does is none of bob's business"
+        waits.cancel()
+        await asyncio.gather(waits, return_exceptions=True)
+        async with following(await site.logged_in("alice"), "1") as missed:
+            assert await anext(missed) == "3", "what changed while nobody listened"
+    async with asyncio.timeout(10):
+        while len(site.pages):
+            await asyncio.sleep(0.01)
+        while site.pages._watch is not None:
+            await asyncio.sleep(0.01)
+
+
+async def test_events_end_with_the_log_in_the_key_the_views_and_the_server(site: Site) -> None:
+    browser = await site.logged_in("alice")
+    async with following(browser) as heard:
+        await (await site.logged_in("alice")).post("/window/log_out", headers=OWN)
+        await asyncio.sleep(0.05)
+        assert len(site.pages) == 1, "another browser of the same person"
+        await browser.post("/window/log_out", headers=OWN)
+        await over(heard)
+    browser = await site.logged_in("alice")
+    async with following(browser) as heard:
+        site.views.fails = True
+        await over(heard)
+    site.views.fails = False
+    async with following(browser) as heard:
+        site.keys.write_text("bob:" + key_of("bob") + "\n")
+        await over(heard)
+    browser = await site.logged_in("bob")
+    async with following(browser, "of others") as heard:
+        site.pages.stop()
+        await over(heard)
+
+
+async def test_events_are_for_who_may_see_the_page_alone(site: Site) -> None:
+    words = {"view": "mine"}
+    answer = await (await site.browser()).get("/window/events", params=words, headers=EVENTS)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
+    browser = await site.logged_in("alice")
+    for headers in ({"origin": "http://evil.example"}, {"sec-fetch-site": "cross-site"}, FRONT):
+        answer = await browser.get("/window/events", params=words, headers={**EVENTS, **headers})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (403, "origin_not_allowed")
+    assert len(site.pages) == 0
+
+
+FRONT = {"origin": "http://front.example", "sec-fetch-site": "cross-site"}
+
+
+async def test_a_key_keeps_few_pages_up_to_date(site: Site) -> None:
+    alice, bob = await site.logged_in("alice"), await site.logged_in("bob")
+    async with AsyncExitStack() as pages:
+        for _ in range(WINDOW_PAGES.most):
+            await pages.enter_async_context(following(alice))
+        answer = await alice.get("/window/events", params={"view": "mine"}, headers=EVENTS)
+        assert (answer.status_code, answer.headers["x-limit"]) == (429, "window_pages")
+        await pages.enter_async_context(following(bob, "of others"))
+
+
+async def test_a_real_page_hears_what_the_ledger_gets(start: Starter, exits: AsyncExitStack) -> None:
+    stack: Stack = await start()
+    url, _ = await served_pages(exits, stack, WindowProcess(stack.service.config))
+    async with httpx.AsyncClient(base_url=url, trust_env=False, headers=BROWSER, timeout=60) as browser:
+        page = (await browser.get("/window/mine")).text
+        [revision] = re.findall(r'data-revision="(\w+)"', page)
+        async with following(browser, revision) as heard:
+            stack.ledger.lessons.add("", "Keep answers short.")
+            [now] = re.findall(r'data-revision="(\w+)"', (await browser.get("/window/mine")).text)
+            async with asyncio.timeout(30):
+                assert await anext(heard) == now != revision
+
+
 async def test_the_script_gets_the_reply_as_it_is_written(site: Site) -> None:
     browser = await site.logged_in("alice")
     form = {"id": "window-0123456789ab", "text": "What is 2 + 3?"}
@@ -620,7 +746,8 @@ async def past(start: Starter, tmp_path: Path, exits: AsyncExitStack, tokenizer:
     keys.chmod(0o600)
     stack: Stack = await start(api_keys_file=str(keys), earlier=Versions(tokenizer))
     views = Echo()
-    return Site(stack, await served(exits, stack, views), views, keys, exits)
+    url, pages = await served_pages(exits, stack, views)
+    return Site(stack, url, views, keys, exits, pages)
 
 
 LEFT, RIGHT = "window-0123456789ab", "window-ba9876543210"

@@ -394,11 +394,12 @@ def test_the_lanes_show_when_what_was_done(run: MadeRun, window_of: Look) -> Non
     run.step(**{views.STEP_SECONDS: 30.0})
     window = window_of(run)
     found = look(window, "machine", minutes="10")
-    assert found["until"] - found["since"] == 600.0
+    assert 180.0 < found["until"] - found["since"] < 240.0, "a short run is shown from its begin"
     lanes = found["lanes"]
     assert [len(counts) for counts in lanes.values()] == [SLOTS] * 4
     assert sum(map(bool, lanes["answering"])) in range(4, 9)
-    assert sum(map(bool, lanes["training"])) in (6, 7, 8), "30 s in slots of 5 s"
+    slot = (found["until"] - found["since"]) / SLOTS
+    assert sum(map(bool, lanes["training"])) == pytest.approx(30.0 / slot, abs=2), "30 s"
     assert [(each["version"], each["step"]) for each in found["updates"]] == [("1", 0)]
     page = look(window, "machine", form="page")
     assert page.count('class="update"') == 1
