@@ -25,7 +25,7 @@ from groundwork.private_files import private_folder
 from openclaw.gateway.own_adapters import Export, NotPossibleError
 from openclaw.ledger.sessions import Forgotten
 from openclaw.ledger.store import Ledger
-from openclaw.runtime.where import ARGUMENTS_NAME
+from openclaw.runtime.where import ARGUMENTS_NAME, scratch_of
 from slime.checkpoints.versions import forget_person as forget_in_checkpoints
 from slime.exceptions import PeopleError
 from slime.updates.rollback import ask_rollback, asked_rollback, forget_rollback
@@ -124,6 +124,7 @@ def forget_adapter(run_dir: str | Path, save: str | Path | None, person: str) ->
     folder = people.people_folder(run_dir) / mark
     was_there = folder.is_dir()
     people.forget(run_dir, mark)
+    shutil.rmtree(scratch_of(run_dir), ignore_errors=True)  # what a process that was killed left of a version
     if save is not None:
         forget_in_checkpoints(Path(save), mark)
     return was_there

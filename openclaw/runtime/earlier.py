@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import shutil
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
@@ -23,7 +24,7 @@ from openclaw.gateway.earlier import Wanted
 from openclaw.owners import root
 from openclaw.runtime.adapters import BASE_VERSION, accepted_versions
 from openclaw.runtime.kept_process import KeptProcess
-from openclaw.runtime.where import checkpoints_of
+from openclaw.runtime.where import checkpoints_of, scratch_of
 from slime.checkpoints.versions import newest_of_version, saved_versions
 from slime.exceptions import PeopleError
 
@@ -36,7 +37,6 @@ PATIENCE_SECONDS = 900.0
 """How long nothing may come of a reply: the replies before it, and the loading of large weights, take minutes."""
 TRIES = 2
 MOST_REPLIES, MOST_OF_A_PERSON = 4, 2
-SCRATCH = "earlier"
 
 
 def kept_versions(run_dir: str | Path, owner: str, *, per_person: bool) -> list[str]:
@@ -66,11 +66,6 @@ def identity_of(run_dir: str | Path, version: str, person: str | None) -> str | 
         saved = newest_of_version(checkpoints_of(run_dir), version)
         return None if saved is None else str(saved.folder)
     return next((each.name for each in accepted_versions(run_dir, person) if str(each.number) == version), None)
-
-
-def scratch_of(run_dir: str | Path) -> Path:
-    """Return the folder in which a version lies while it is loaded."""
-    return Path(run_dir, SCRATCH)
 
 
 class EarlierProcess:
@@ -126,8 +121,10 @@ class EarlierProcess:
         )
 
     async def forget(self) -> None:
-        """End the process, whose memory may have what a person asked to forget."""
-        self.process.end()
+        """End the process, whose memory and folder may have what a person asked to forget."""
+        await self.process.close()
+        if self.process.pid is None:
+            await asyncio.to_thread(shutil.rmtree, scratch_of(self._run_dir), ignore_errors=True)
 
     async def close(self) -> None:
         """End the process."""

@@ -23,6 +23,7 @@ LEDGER_NAME = "ledger.sqlite"
 DEFAULT_URL = "http://127.0.0.1:30000/v1"
 CHECKPOINTS_NAME = "checkpoints"
 ARGUMENTS_NAME = "arguments.json"
+SCRATCH_NAME = "earlier"
 RUNTIME_LOG_NAME = "runtime.log"
 SETTINGS_NAME = "runtime.json"
 """The runtime's variables that are not defaults, without secrets."""
@@ -71,6 +72,11 @@ def checkpoints_of(run_dir: str | Path) -> Path:
         arguments = None
     saved = arguments.get("save") if isinstance(arguments, dict) else None
     return Path(saved) if isinstance(saved, str) and saved else Path(run_dir, CHECKPOINTS_NAME)
+
+
+def scratch_of(run_dir: str | Path) -> Path:
+    """Return the folder in which an earlier version lies while it is loaded (`openclaw.runtime.earlier`)."""
+    return Path(run_dir, SCRATCH_NAME)
 
 
 def all_runs() -> list[Path]:

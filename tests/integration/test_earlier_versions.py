@@ -34,7 +34,8 @@ from openclaw.ledger.records import Turn
 from openclaw.ledger.store import Ledger
 from openclaw.owners import owner_of
 from openclaw.runtime.adapters import RunAdapters
-from openclaw.runtime.earlier import EarlierProcess, scratch_of
+from openclaw.runtime.earlier import EarlierProcess
+from openclaw.runtime.where import scratch_of
 from slime.weight_sync import people
 from tests.helpers.checkpoints import checkpoint
 from tests.unit.tools.test_leave import make_run

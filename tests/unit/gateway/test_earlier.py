@@ -20,7 +20,9 @@ from openclaw.gateway.channel import Channel
 from openclaw.gateway.earlier import Wanted, version_in
 from openclaw.gateway.shared import Lead, PassedOn, Shared
 from openclaw.runtime import earlier
+from openclaw.runtime.adapters import forget_adapter
 from openclaw.runtime.earlier import EarlierProcess
+from openclaw.runtime.where import scratch_of
 from tests.helpers import stand_in_earlier
 from tests.helpers.stand_in_earlier import DIES, FULL, HANGS
 from tests.unit.gateway.conftest import Stack, Starter
@@ -253,6 +255,19 @@ async def test_few_replies_wait_and_fewer_of_one_person(process: EarlierProcess)
     for each in replies:
         await each.aclose()
     assert await read(process, "1", "ann", most=1) == [3]
+
+
+async def test_what_is_forgotten_leaves_neither_memory_nor_disk(process: EarlierProcess, tmp_path: Path) -> None:
+    hanging = process.generate("ann", wanted(HANGS))
+    await anext(hanging)
+    left = scratch_of(tmp_path)
+    for forget in (process.forget, lambda: asyncio.to_thread(forget_adapter, tmp_path, None, "ann")):
+        left.mkdir()
+        (left / "model.safetensors").write_bytes(b"of ann")
+        await forget()
+        assert not left.exists()
+        assert process.process.pid is None
+    await hanging.aclose()
 
 
 async def test_a_process_that_hangs_is_ended(process: EarlierProcess, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from openclaw.earlier.weights import Weights
 from openclaw.exceptions import VersionRefusedError
 from openclaw.gateway.earlier import Wanted
 from openclaw.runs.folder import open_run
-from openclaw.runtime.earlier import scratch_of
+from openclaw.runtime.where import scratch_of
 from tests.helpers.checkpoints import checkpoint
 from tests.helpers.tolerance import MODEL, assert_near
 from tests.unit.tools.test_leave import make_run
