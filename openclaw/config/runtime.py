@@ -21,7 +21,7 @@ from typing import Any, Self
 from groundwork.command_line import names_a_user
 from groundwork.exceptions import ConfigError
 from groundwork.machine import usable_cores
-from groundwork.network import is_loopback
+from groundwork.network import is_http_url, is_loopback
 from groundwork.variables import Value, Variable
 from openclaw.config.runtime_variables import DEBUG_LEVEL, VARIABLES, RuntimeVariables
 from openclaw.config.train_when import TrainWhen
@@ -90,7 +90,7 @@ class RuntimeConfig(RuntimeVariables):
         for name, url in (("OPENCLAW_POLICY_URL", self.policy_url), ("OPENCLAW_JUDGE_URL", self.judge_url)):
             if url and not url.startswith(("http://", "https://")):
                 raise ConfigError(f"{name}={url!r} is not an HTTP URL; write http://HOST:PORT")
-        if self.alert_webhook and not self.alert_webhook.startswith(("http://", "https://")):
+        if self.alert_webhook and not is_http_url(self.alert_webhook):
             raise ConfigError("OPENCLAW_ALERT_WEBHOOK is no HTTP address; write one such as https://HOST/PATH")
         if (self.reasoning_parser == "generic") != (self.reasoning_tags is not None):
             raise ConfigError(

@@ -25,7 +25,7 @@ from starlette.datastructures import Headers
 from starlette.responses import HTMLResponse, RedirectResponse
 
 from groundwork.paused import paused, paused_people, waiting
-from openclaw.gateway.auth import Client, Keyring
+from openclaw.gateway.auth import Client, Keyring, sender, sent_key
 from openclaw.gateway.chat import ChatService
 from openclaw.gateway.dialects import COUNT_TOKENS
 from openclaw.gateway.earlier import MARK
@@ -135,14 +135,32 @@ def add_status_routes(
             request.headers, str(request.base_url), service.config.model_name, needs_key=bool(keyring.names)
         )
 
+    def may_count(request: Request) -> bool:
+        """Return whether who asks may learn numbers of all owners; a wrong key is counted, and is no key."""
+        if not keyring.shared:
+            return True
+        try:
+            return bool(sent_key(request.headers)) and keyring.check(request.headers, sender(request.scope)).admin
+        except ApiError:
+            return False
+
     @app.get("/healthz")
-    async def healthz() -> Response:
-        """Report that the gateway takes requests, how long some waited for an engine, and what holds training back."""
+    async def healthz(request: Request) -> Response:
+        """Report that the gateway takes requests, how long some waited for an engine, and what holds training back.
+
+        If the server has several keys, the numbers of sessions, people and batches are for an admin key.
+        """
         config = service.config
-        body = {"status": "ok", "model": config.model_name, "sessions": len(service.sessions)}
+        body: dict[str, Any] = {"status": "ok", "model": config.model_name}
         body["engine_away_seconds"] = round(service.engine.away.seconds, 3)
         body |= {} if workers is None else {"workers": workers()}
         run_dir = config.run_dir
+        if not may_count(request):
+            held = paused(run_dir) if run_dir else None
+            why = None if held is None else f"training is paused: {held.why}"
+            note = (why or waiting(run_dir)) if run_dir else None
+            return json_response(body | ({} if note is None else {"training": note}))
+        body["sessions"] = len(service.sessions)
         note = (paused(run_dir) or waiting(run_dir)) if run_dir else None
         held = len(paused_people(run_dir)) if run_dir else 0
         offer = await service.turns.offered(config.gate_offer) if config.run_dir else None

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -89,7 +89,7 @@ class TurnDesk:
         self._model_path = model_path
 
     async def outcome(self, response_id: str, client: Client) -> dict[str, Any]:
-        """Return what became of the reply ``response_id``.
+        """Return what became of the reply ``response_id``; the number of its step, which counts what all do, for an admin alone.
 
         Raises:
             ApiError: 404 for a reply that is unknown or not the client's.
@@ -106,7 +106,8 @@ class TurnDesk:
             outcome = await asyncio.to_thread(read)
         except UnknownRecordError as error:
             raise _unknown_reply() from error
-        return {"object": "turn", "id": response_id, **asdict(outcome)}
+        told = outcome if client.admin else replace(outcome, step=None)
+        return {"object": "turn", "id": response_id, **asdict(told)}
 
     async def offered(self, fewest: int) -> Offer | None:
         """Return the change that a person may accept (`openclaw.gate`), or None; None if the ledger cannot be read soon."""

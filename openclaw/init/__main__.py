@@ -18,7 +18,7 @@ from typing import TypeVar
 
 import httpx
 
-from groundwork.command_line import CommandLine, port_number
+from groundwork.command_line import CommandLine, names_a_user, port_number
 from groundwork.exceptions import ConfigError
 from groundwork.network import is_http_url
 from openclaw.init import clients, machine, run_files
@@ -312,6 +312,11 @@ def _one_of(words: Mapping[str, object] | Sequence[str]) -> Callable[[str], str]
 
 
 def _url(text: str) -> str:
+    if names_a_user(text):
+        raise ConfigError(
+            "an address with a name or password in it would be written into files as it is; type https://HOST:30000, and "
+            "set keys in the environment"
+        )
     if not is_http_url(text):
         raise ConfigError(f"{text!r} is no URL; type one such as https://HOST:30000")
     return text

@@ -606,6 +606,11 @@ class Views:
             if belongs(row["session_id"], owner)
         ]
 
+    def number_of(self, turn_id: str, default: int) -> int:
+        """Return a turn's number in the order of all, ``default`` if there is no such turn."""
+        rows = self._database.rows("SELECT number FROM turns WHERE id = ?", (turn_id,))
+        return rows[0]["number"] if rows else default
+
     def newest_of_session(self, session_id: str, limit: int = 1) -> list[str]:
         """Return the newest turns of a session, newest first."""
         rows = self._database.rows(

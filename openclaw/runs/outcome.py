@@ -13,12 +13,15 @@ WAITS = {
 }
 
 
-def outcome(record: TurnRecord) -> str:
-    """Return in words which step used a turn, what it waits for, or why it is not trained."""
+def outcome(record: TurnRecord, *, numbered: bool = True) -> str:
+    """Return in words which step used a turn, what it waits for, or why it is not trained.
+
+    ``numbered``: with the numbers of step and sample, which count what all people do.
+    """
     own = [sample for sample in record.samples if not sample.of_practice]
     used = [sample for sample in own if sample.state in ("leased", "trained")]
     if used:
-        return " ".join(_used(item) for item in used)
+        return " ".join(_used(item, numbered) for item in used)
     if ready := [sample for sample in own if sample.state == "ready"]:
         return f"{WAITS['ready']} ({len(ready)} sample{'s' * (len(ready) > 1)})"
     if own:
@@ -31,11 +34,12 @@ def outcome(record: TurnRecord) -> str:
     return WAITS.get(record.turn.state, f"It is {record.turn.state}.")
 
 
-def _used(sample: SampleRecord) -> str:
+def _used(sample: SampleRecord, numbered: bool) -> str:
+    step, whose = (f"Step {sample.rollout_id}", f"sample {sample.id}") if numbered else ("A step", "it")
     kept = "a checkpoint holds it" if sample.state == "trained" else "the next checkpoint will hold it"
     if sample.weight_version is None:
-        return f"Step {sample.rollout_id} is using sample {sample.id}; its weights are not live yet."
+        return f"{step} is using {whose}; its weights are not live yet."
     return (
-        f"Step {sample.rollout_id} used sample {sample.id}; its weights are live as version {sample.weight_version} since "
+        f"{step} used {whose}; its weights are live as version {sample.weight_version} since "
         f"{shown_time(sample.live_at)}, and {kept}."
     )

@@ -1,7 +1,9 @@
 """What each view of the window shows, as values that JSON can hold; the page of a view is rendered from nothing else.
 
 Guarantees: with an owner, nothing in an answer comes from another owner's conversations: no turn, no decision about another
-person's adapter, no metric of whole batches. An id of somebody else is as unknown as one that nobody has. Read-only.
+person's adapter, no metric of whole batches, and no number that counts what all do, such as that of a step, of a sample or of
+a turn in the ledger: its growth would tell how much others talk. Only the versions of shared weights are everybody's. An id of
+somebody else is as unknown as one that nobody has. Read-only.
 
 `VIEWS` is the table of the views. Reading is bounded: a page has at most `PAGE` conversations, turns or versions. Only the
 judged first replies are read in whole, as numbers.
@@ -22,7 +24,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from groundwork.chat_messages import Message
-from groundwork.paused import waiting
+from groundwork.paused import Paused, waiting
 from openclaw.config.runtime_variables import RuntimeVariables
 from openclaw.gate.rollback import why_not
 from openclaw.gate.versions import Version, versions_of
@@ -237,12 +239,12 @@ class Window:
 
     def conversations(self, asked: Asked) -> Found:
         """List the last conversations: what was asked, and what became of the turns."""
-        before = _number(asked.words.get("before"), LAST)
+        before = self.ledger.views.number_of(asked.words.get("before", ""), LAST)
         found = self.ledger.views.conversations(asked.owner, before, PAGE + 1)
         shown = found[:PAGE]
         return {
             "conversations": [_conversation(each, asked) for each in shown],
-            "next": shown[-1].newest if len(found) > PAGE else None,
+            "next": self.ledger.views.newest_of_session(shown[-1].session_id)[0] if len(found) > PAGE else None,
             "first": before == LAST,
         }
 
@@ -251,14 +253,14 @@ class Window:
         session = asked.words.get("id", "")
         if not belongs(session, asked.owner):
             raise UnknownRecordError(session)
-        after = _number(asked.words.get("after"), 0)
+        after = self.ledger.views.number_of(asked.words.get("after", ""), 0)
         turns = self.ledger.views.turns_of_session(session, after, PAGE + 1)
         if not turns:
             raise UnknownRecordError(session)
         return {
             **_named(session, asked),
-            "turns": [self._turn(self.ledger.views.turn_record(turn), TEXT) for _, turn in turns[:PAGE]],
-            "next": turns[PAGE - 1][0] if len(turns) > PAGE else None,
+            "turns": [self._turn(self.ledger.views.turn_record(turn), TEXT, asked) for _, turn in turns[:PAGE]],
+            "next": turns[PAGE - 1][1] if len(turns) > PAGE else None,
         }
 
     def turn(self, asked: Asked) -> Found:
@@ -268,14 +270,17 @@ class Window:
         if not belongs(session, asked.owner):
             raise UnknownRecordError(record.turn.id)
         said = asked.words.get("said")
-        story = self._turn(record, STORY)
+        story = self._turn(record, STORY, asked)
         own = split_id(session)[0] == _talker(asked)
         messages = [{"role": each.get("role", "user"), "text": _clipped(each, STORY)} for each in record.turn.messages]
         return {
             **_named(session, asked),
             "turn": story,
             "messages": messages,
-            "samples": [self._sample(sample) for sample in record.samples],
+            "samples": [
+                self._sample(sample) | ({"id": own} if asked.owner is not None else {})
+                for own, sample in enumerate(record.samples, 1)
+            ],
             "feedback": [_feedback(each) for each in self.ledger.feedback.of(record.turn.id)],
             "versions": self._others(asked) if own else [],
             "said": None if said is None else SAID.get(said, SAID["kept"]),
@@ -300,8 +305,8 @@ class Window:
         return {
             "newest": newest,
             "certifies": self.variables.gate_certificate,
-            "paused": None if self.run.paused is None else str(self.run.paused),
-            "people_paused": [str(note) for note in own.values()],
+            "paused": None if self.run.paused is None else _paused(self.run.paused, asked),
+            "people_paused": [_paused(note, asked) for note in own.values()],
             "waiting": None if folder is None else waiting(folder),
             "judge_error": None if error is None else str(error),
             "certificates": rows[start : start + PAGE],
@@ -360,7 +365,7 @@ class Window:
         return {
             "id": name,
             "version": version if version in versions else None,
-            "turns": [self._turn(self.ledger.views.turn_record(turn), STORY) for turn in reversed(turns)],
+            "turns": [self._turn(self.ledger.views.turn_record(turn), STORY, asked) for turn in reversed(turns)],
         }
 
     def _others(self, asked: Asked) -> list[str]:
@@ -441,7 +446,7 @@ class Window:
             "choices": list(MINUTES),
             "lanes": {name: counts_of(intervals, since, until) for name, intervals in lanes.items()},
             "updates": [
-                {"at": each.live_at, "version": each.weight_version, "step": each.rollout_id}
+                {"at": each.live_at, "version": each.weight_version, **_step(each.rollout_id, asked)}
                 for each in reversed(steps)
                 if since <= each.live_at <= until
             ],
@@ -449,7 +454,7 @@ class Window:
             "complete_since": None if oldest is None or oldest <= since else oldest,
         }
 
-    def _turn(self, record: TurnRecord, most: int) -> Found:
+    def _turn(self, record: TurnRecord, most: int, asked_by: Asked) -> Found:
         turn, verdict = record.turn, record.verdict
         asked = next((each for each in reversed(turn.messages) if each.get("role") != "system"), {"content": ""})
         votes = verdict.votes if verdict else ()
@@ -479,13 +484,13 @@ class Window:
             ],
             "hint": verdict.hint if verdict else None,
             "lessons": [{"role": role, "text": text} for role, text in self.ledger.views.lessons_of_turn(turn.id)],
-            "outcome": outcome(record),
+            "outcome": outcome(record, numbered=asked_by.owner is None),
             "trained": any(
                 sample.state in ("leased", "trained") for sample in record.samples if not sample.of_practice
             ),
             "reason": turn.reason or next((each.reason for each in record.samples if each.reason), None),
             "steps": [
-                {"step": each.rollout_id, "weight_version": each.weight_version, "live_at": each.live_at}
+                _step(each.rollout_id, asked_by) | {"weight_version": each.weight_version, "live_at": each.live_at}
                 for each in record.samples
                 if each.state in ("leased", "trained")
             ],
@@ -630,10 +635,20 @@ def _version(row: Version, asked: Asked) -> Found:
     return values
 
 
+def _step(rollout_id: int | None, asked: Asked) -> Found:
+    """Return the number of a step for whoever may know how many there are."""
+    return {"step": rollout_id} if asked.owner is None else {}
+
+
+def _paused(note: Paused, asked: Asked) -> str:
+    if asked.owner is None:
+        return str(note)
+    return f"{'training' if note.person is None else 'your training'} is paused: {note.why}"
+
+
 def _certificate(decision: DecisionRecord, asked: Asked) -> Found:
     certificate = decision.certificate or {}
     row = {
-        "rollout_id": decision.rollout_id,
         "version": decision.weight_version,
         "accepted": decision.kind == "step",
         "decided_at": decision.decided_at,
@@ -641,7 +656,7 @@ def _certificate(decision: DecisionRecord, asked: Asked) -> Found:
         "causes": certificate["causes"],
         "lines": certificate["lines"],
     }
-    return row if asked.owner is not None else row | {"person": decision.person}
+    return row if asked.owner is not None else row | {"person": decision.person, "rollout_id": decision.rollout_id}
 
 
 def _lesson(lesson: Lesson) -> Found:
@@ -665,7 +680,7 @@ def _named(session: str, asked: Asked) -> Found:
 def _conversation(found: Conversation, asked: Asked) -> Found:
     return {
         **_named(found.session_id, asked),
-        **{name: getattr(found, name) for name in ("newest", "turns", "sides", "began_at", "ended_at")},
+        **{name: getattr(found, name) for name in ("turns", "sides", "began_at", "ended_at")},
         "scores": {str(score): count for score, count in sorted(found.scores.items(), reverse=True)},
         "samples": {state: found.samples[state] for state in VALID_SAMPLE_TRANSITIONS},
         "asked": preview(_clipped(found.asked, TEXT), PREVIEW),

@@ -80,9 +80,13 @@ def is_loopback(host: str) -> bool:
 
 
 def is_http_url(text: str) -> bool:
-    """Return whether ``text`` is an absolute HTTP or HTTPS address with a host and a possible port."""
+    """Return whether ``text`` is an absolute HTTP or HTTPS address, as it can be sent: with a host, and a possible port.
+
+    One with a name or password before its host is none: what shows or stores an address would show those, too.
+    """
     try:
         parts = urlsplit(text)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        possible = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         return False
+    return possible and "@" not in parts.netloc and text.isascii() and text.isprintable() and " " not in text

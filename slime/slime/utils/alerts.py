@@ -72,7 +72,7 @@ class Alerts:
         Raises:
             ConfigError: the address is none.
         """
-        if not _is_address(url):
+        if not is_http_url(url):
             raise ConfigError(f"{VARIABLE} is no HTTP address; write one such as https://HOST/PATH")
         self._url = url
         self._run_dir, self._disks = run_dir, [*dict.fromkeys(disks)]
@@ -173,10 +173,6 @@ class Alerts:
             except (OSError, ValueError, http.client.HTTPException) as error:  # their texts may name the address
                 why = type(error).__name__
         logger.warning("an alert (%s) reached nobody: %s", kind, why)
-
-
-def _is_address(url: str) -> bool:
-    return is_http_url(url) and url.isascii() and url.isprintable() and " " not in url
 
 
 _alerts: Alerts | None = None

@@ -390,6 +390,9 @@ def test_a_client_that_needs_more_context_is_refused(home: Path, capsys: pytest.
         (["--yes", "--run", "gpu16"], "name one as URL,MODEL"),
         (["--yes", "--run", "cpu", "--judge", JUDGE], "--judge is for --run gpu16"),
         (["--yes", "--run", "elsewhere", "--server", "box"], "'box' is no URL"),
+        (["--yes", "--run", "elsewhere", "--server", "http://user:pa55word@box"], "set keys in the environment"),
+        (["--yes", "--run", "elsewhere", "--server", "http://user:pa55@word@"], "set keys in the environment"),
+        (["--yes", "--run", "gpu16", "--judge", "https://user:pa55word@host/v1,m"], "set keys in the environment"),
         (["--yes", "--run", "elsewhere", "--server", "http://127.0.0.1:9", "--systemd"], "--systemd is for a run"),
     ],
 )
@@ -398,6 +401,7 @@ def test_a_wrong_answer_gets_one_line(
 ) -> None:
     assert command.main(words) == 2
     err = capsys.readouterr().err
+    assert "pa55" not in err
     assert said in err
     assert files(home) == {}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -94,6 +95,50 @@ def test_an_owner_learns_of_weights_that_all_share_and_not_why(run: MadeRun, win
     assert {chart["title"] for chart in found["charts"]} == {"Liked share of judged first replies"}
     assert found["windows"][0]["judged"] == 1
     assert look(window, "learning")["windows"][0]["judged"] == 5
+
+
+def numbers_in(found: Any) -> set[int]:
+    """Return the whole numbers below a value that count something: no flags, no times."""
+    if isinstance(found, dict):
+        return set().union(*(numbers_in(each) for each in found.values()))
+    if isinstance(found, list):
+        return set().union(*(numbers_in(each) for each in found))
+    return {found} if isinstance(found, int) and not isinstance(found, bool) else set()
+
+
+def test_no_number_tells_an_owner_how_much_others_talk(
+    run: MadeRun, window_of: Look, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others have talked for long: whatever counts what all do is large, and whatever is the owner's own is small."""
+    monkeypatch.setattr(views, "PAGE", 1)
+    for number in range(30):
+        talk(run, "bob", f"much {number}")
+        if number % 3 == 2:
+            run.step()
+    turns = [talk(run, "alice", f"question {number}") for number in range(2)]
+    run.ledger.decisions.record(31, "refused", "1", "why", certificate=RED, person="alice")
+    run.step()
+    run.version = 0
+    session = stored_id("alice", "s-question 0")
+    window = window_of(run)
+    pages = [
+        ("conversations", {}),
+        ("conversation", {"id": session}),
+        ("turn", {"id": turns[0]}),
+        ("health", {}),
+        ("mine", {}),
+        ("queue", {}),
+        ("machine", {}),
+    ]
+    known = {*views.MINUTES, window.run.trainer_arguments().rollout_batch_size}
+    for view, words in pages:
+        found = look(window, view, "alice", **words)
+        assert {number for number in numbers_in(found) - known if number > 9} == set(), (view, found)
+        page = look(window, view, "alice", "page", **words)
+        assert not re.search(r"(?i)\b(step|batch|sample|rollout) 1?[1-9]\d\b", page), view
+    everything = look(window, "turn", id=turns[0])
+    assert everything["turn"]["steps"][0]["step"] == 10
+    assert everything["samples"][0]["id"] > 30
 
 
 def test_replies_from_logs_are_told_to_whose_they_are(run: MadeRun, window_of: Look) -> None:
@@ -284,7 +329,8 @@ def test_red_certificates_come_first_with_their_cause(run: MadeRun, window_of: L
     page = look(window, "health", form="page")
     assert "does not serve: no token had a loss" in page
     own = look(window, "health", "bob")
-    assert [row["rollout_id"] for row in own["certificates"]] == [2]
+    assert [row["version"] for row in own["certificates"]] == ["2"]
+    assert "Batch" not in look(window, "health", "bob", "page")
     for owner in ("alice", "bob/phone"):
         assert look(window, "health", owner)["certificates"] == []
     assert found["findings"] is None
