@@ -403,7 +403,7 @@ def split_by_dp(train_data: TrainData, dp_size: int, args: Arguments) -> list[Tr
     if ranks_of_a_sample > 1:
         lengths = [padded_length(length, ranks_of_a_sample) for length in lengths]
     steps, sizes = samples_of_steps(train_data, args)
-    plan = [_deal(_pack(step, lengths, args), lengths, dp_size) for step in steps]
+    plan = [micro_batches_of_ranks(step, lengths, dp_size, args) for step in steps]
     shards = []
     for rank in range(dp_size):
         partition = [index for ranks in plan for batch in ranks[rank] for index in batch]
@@ -419,6 +419,13 @@ def split_by_dp(train_data: TrainData, dp_size: int, args: Arguments) -> list[Tr
         shard["global_token_counts"] = [sum(sum(masks[index]) for index in step) for step in steps]
         shards.append(shard)
     return shards
+
+
+def micro_batches_of_ranks(
+    step: Sequence[int], lengths: Sequence[int], ranks: int, args: Arguments
+) -> list[list[list[int]]]:
+    """Return each rank's micro-batches of the samples ``step``, as many for every rank; those without samples are empty."""
+    return _deal(_pack(step, lengths, args), lengths, ranks)
 
 
 def _per_sample(values: Any, num_samples: int) -> bool:

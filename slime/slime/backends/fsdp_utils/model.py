@@ -19,7 +19,7 @@ so the sum is rounded once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -190,8 +190,17 @@ def lora_layers(model: nn.Module) -> dict[str, LoraLayer]:
 
 
 @torch.no_grad()
-def begin_adapters(policy: PolicyModel, seed: int) -> None:
+def begin_adapters(
+    policy: PolicyModel, seed: int, *, rank: int | None = None, modules: Collection[str] | None = None
+) -> None:
     """Set the adapters as PEFT begins them, A drawn from ``seed``; the same values on any number of ranks.
+
+    Args:
+        policy: has the adapters.
+        seed: decides A, with the names of the layers.
+        rank: rows of A that are not zero; None: all. A row of zeros gets no gradient, nor does its column of B, so this is an
+            adapter of that rank.
+        modules: names of the linear layers whose A is not zero; None: all. The others never learn.
 
     Raises:
         ConfigError: an adapter is not that of a linear layer.
@@ -203,6 +212,8 @@ def begin_adapters(policy: PolicyModel, seed: int) -> None:
             continue
         if f".lora_A.{ADAPTER}." in name:
             whole = first_lora_a(parameter.shape, seed, name)
+            layer = name.partition(".lora_A.")[0].rpartition(".")[2]
+            whole[0 if modules is not None and layer not in modules else rank :] = 0.0
         elif f".lora_B.{ADAPTER}." in name:
             whole = torch.zeros(parameter.shape)
         else:
