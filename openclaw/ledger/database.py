@@ -45,7 +45,11 @@ class Database:
     """Owns the connection; the parts of `openclaw.ledger.store.Ledger` query it."""
 
     def __init__(
-        self, path: str | Path, clock: Callable[[], float] = time.time, redaction: Redactor | None = None
+        self,
+        path: str | Path,
+        clock: Callable[[], float] = time.time,
+        redaction: Redactor | None = None,
+        migrate: Callable[[sqlite3.Connection, Path], None] = migrate,
     ) -> None:
         """Open the ledger at ``path``; create the file and folder if missing, for their owner only.
 
@@ -53,6 +57,7 @@ class Database:
             path: the file.
             clock: seconds since the epoch; tests pass their own.
             redaction: applied to all text before it is stored; None stores it unchanged.
+            migrate: gives the file its newest tables; a file with other tables than a ledger's has its own.
 
         Raises:
             LedgerVersionError: if a newer version wrote the file.
@@ -62,6 +67,7 @@ class Database:
         self.path = Path(path)
         self.clock = clock
         self.redaction = redaction
+        self._migrate = migrate
         self.lock = threading.RLock()
         private_folder(self.path.parent)
         # Read the log before SQLite does: it drops a damaged end without a word.
@@ -104,7 +110,7 @@ class Database:
                 count,
             )
         check_file(self.connection, self.path)
-        migrate(self.connection, self.path)
+        self._migrate(self.connection, self.path)
 
     @contextmanager
     def named_errors(self) -> Generator[None]:

@@ -11,13 +11,12 @@ from typing import Any
 import numpy as np
 
 from lab.testkit import trainer
-from slime.clients.models import AdamSettings, Datum, ModelPlan
+from slime.clients.models import LOSS_INPUTS, AdamSettings, Datum, ModelPlan, Passed, complete
 from slime.clients.rank import ClientRank
 
 ADAM = AdamSettings(1e-2, 0.9, 0.95, 1e-8, 0.0, 0.0)
 ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 PLAN = ModelPlan(4, 7, ALL)
-PAIR = {"logprobs": -0.5, "advantages": 1.0}
 
 
 def start(model: Path | str, folder: Path, rank: int = 0, world_size: int = 1, **changes: Any) -> ClientRank:
@@ -50,6 +49,18 @@ def data_of(seed: int, count: int = 5, vocab: int = 600) -> list[Datum]:
     return data
 
 
+def passed(
+    actor: ClientRank, model: str, data: list[Datum], loss: str = "cross_entropy", *, forward_only: bool = False
+) -> Passed:
+    """Pass over data with the inputs that a loss reads."""
+    inputs = LOSS_INPUTS[loss]
+    known = {*inputs.needs, *inputs.defaults}
+    read = [
+        datum._replace(inputs={name: value for name, value in datum.inputs.items() if name in known}) for datum in data
+    ]
+    return actor.forward_backward(model, complete(read, loss, {}, vocabulary=656, context=64), loss, forward_only)
+
+
 def gradients(actor: ClientRank) -> dict[str, np.ndarray]:
     """Return the gradients of the model that is in, by name."""
     found = {}
@@ -66,14 +77,12 @@ def on_a_rank(rank: int, world_size: int, model: str, out: str) -> None:
     warnings.filterwarnings("ignore")
     actor = start(model, Path(out), rank, world_size)
     actor.create("one", PLAN)
-    actor.forward_backward("one", data_of(1), "cross_entropy", {"weights": 1.0}, False)
+    passed(actor, "one", data_of(1))
     actor.create("two", PLAN)
-    actor.forward_backward(
-        "two", data_of(2, count=1), "ppo", {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}, False
-    )
+    passed(actor, "two", data_of(2, count=1), "ppo")
     norms = [actor.optimizer_step(name, ADAM) for name in ("one", "two")]
-    passed = [actor.forward_backward(name, data_of(3), "cross_entropy", {}, True) for name in ("one", "two")]
+    scores = [passed(actor, name, data_of(3), forward_only=True) for name in ("one", "two")]
     actor.shutdown()
     if rank == 0:
-        values = [[each.tolist() for each in one.log_probs] for one in passed]
+        values = [[each.tolist() for each in one.log_probs] for one in scores]
         Path(out, "found.json").write_text(json.dumps({"norms": norms, "log_probs": values}))

@@ -10,28 +10,18 @@ cispo                 ``-sg(clip(r, low, high)) A p`` (MiniMax-M1, 2025), ``sg``
 dro                   ``-(p A - beta (p - q)^2 / 2)`` (Richemond et al. 2024)
 ===================== ===========================================================================
 
-The names, inputs and defaults are those of the Tinker interface. A custom loss ``L(p)`` of a program is ``cross_entropy`` with
-``w = -dL/dp``, because both have the same gradient.
+The names, inputs and defaults are those of the Tinker interface (`slime.clients.models.LOSS_INPUTS`). A custom loss ``L(p)`` of a
+program is ``cross_entropy`` with ``w = -dL/dp``, because both have the same gradient.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from slime.exceptions import SlimeError
-
-TARGETS = "target_tokens"
-LOW, HIGH, BETA = "clip_low_threshold", "clip_high_threshold", "beta"
-CLIPPING = {LOW: 0.8, HIGH: 1.2}
-
-
-class LossError(SlimeError):
-    """A loss that is not offered, or whose inputs or settings do not fit; the message says what to send."""
-
+from slime.clients.models import BETA, HIGH, LOW
 
 Values = Mapping[str, Tensor]
 """Inputs of a loss besides the targets, ``[N]`` each."""
@@ -65,72 +55,20 @@ def _dro(log_probs: Tensor, values: Values) -> Tensor:
     return -(log_probs * values["advantages"] - 0.5 * values[BETA] * distance)
 
 
-@dataclass(frozen=True)
-class Loss:
-    """A loss by its name.
-
-    Attributes:
-        of_tokens: the loss of each token, from log probabilities and inputs ``[N]``.
-        needs: inputs that a program must send for each token.
-        defaults: of inputs that may be left out, or be given once for all tokens.
-    """
-
-    of_tokens: Callable[[Tensor, Values], Tensor]
-    needs: tuple[str, ...] = ("logprobs", "advantages")
-    defaults: Mapping[str, float] | None = None
-
-
-LOSSES: Mapping[str, Loss] = {
-    "cross_entropy": Loss(_cross_entropy, (), {"weights": 1.0}),
-    "importance_sampling": Loss(_importance_sampling),
-    "ppo": Loss(_ppo, defaults=CLIPPING),
-    "cispo": Loss(_cispo, defaults=CLIPPING),
-    "dro": Loss(_dro, defaults={BETA: 0.05}),
+OF_TOKENS: Mapping[str, Callable[[Tensor, Values], Tensor]] = {
+    "cross_entropy": _cross_entropy,
+    "importance_sampling": _importance_sampling,
+    "ppo": _ppo,
+    "cispo": _cispo,
+    "dro": _dro,
 }
 
 
-def loss_of(name: str) -> Loss:
-    """Return a loss.
-
-    Raises:
-        LossError: it is not offered.
-    """
-    if name not in LOSSES:
-        raise LossError(
-            f"the loss {name!r} is not offered here; use one of {', '.join(LOSSES)}, or a custom loss, which your program computes"
-        )
-    return LOSSES[name]
-
-
-def settings_of(name: str, config: Mapping[str, float | str]) -> dict[str, float]:
-    """Return the settings of a loss for all tokens, with its defaults.
-
-    Raises:
-        LossError: it is not offered, or has no such setting.
-    """
-    defaults = dict(loss_of(name).defaults or {})
-    for key, value in config.items():
-        if key not in defaults or key == "weights":
-            known = ", ".join(each for each in defaults if each != "weights") or "none"
-            raise LossError(f"the loss {name} has no setting {key!r}; its settings: {known}")
-        if isinstance(value, str):
-            raise LossError(f"the setting {key} of the loss {name} is a number")
-        defaults[key] = float(value)
-    return defaults
-
-
-def token_losses(name: str, log_probs: Tensor, inputs: Values, settings: Mapping[str, float]) -> Tensor:
-    """Return the loss of each token ``[N]``.
-
-    Args:
-        name: of the loss.
-        log_probs: ``[N]`` float32, of the targets under the policy.
-        inputs: ``[N]`` each; an input stands before a setting of its name.
-        settings: see :func:`settings_of`.
+def token_losses(name: str, log_probs: Tensor, values: Values) -> Tensor:
+    """Return the loss of each token ``[N]``, from log probabilities of the targets and all inputs of the loss ``[N]``.
 
     Example:
-        >>> token_losses("cross_entropy", torch.tensor([-1.0, -2.0]), {"weights": torch.tensor([1.0, 0.5])}, {}).tolist()
+        >>> token_losses("cross_entropy", torch.tensor([-1.0, -2.0]), {"weights": torch.tensor([1.0, 0.5])}).tolist()
         [1.0, 1.0]
     """
-    filled = {key: torch.full_like(log_probs, value) for key, value in settings.items()}
-    return loss_of(name).of_tokens(log_probs, filled | dict(inputs))
+    return OF_TOKENS[name](log_probs, values)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -124,10 +124,11 @@ class ClientRank(TrainRank[FSDPPolicy]):
 
     # Steps
 
-    def forward_backward(
-        self, model: str, data: Sequence[Datum], loss: str, settings: Mapping[str, float], forward_only: bool
-    ) -> Passed:
-        """Add the gradient of a loss on ``data``, unless ``forward_only``; the result is whole on rank 0."""
+    def forward_backward(self, model: str, data: Sequence[Datum], loss: str, forward_only: bool) -> Passed:
+        """Add the gradient of a loss on ``data``, unless ``forward_only``; the result is whole on rank 0.
+
+        ``data`` have all inputs of the loss (`slime.clients.models.complete`).
+        """
         self._take(model)
         lengths = [len(datum.tokens) for datum in data]
         ranks = self.process.world_size
@@ -142,7 +143,7 @@ class ClientRank(TrainRank[FSDPPolicy]):
                     of_batch = log_probs.sum() * 0.0
                 else:
                     values = self._values([data[index] for index in indices])
-                    of_batch = token_losses(loss, log_probs, values, settings).sum()
+                    of_batch = token_losses(loss, log_probs, values).sum()
                     found |= dict(zip(indices, inputs.per_sample(log_probs.detach()), strict=True))
                     total += of_batch.detach().double().cpu()
                 if not forward_only:
@@ -205,6 +206,11 @@ class ClientRank(TrainRank[FSDPPolicy]):
         self.backend.optimizer.zero_grad(set_to_none=False)
         return float(norm)
 
+    def drop_gradient(self, model: str) -> None:
+        """Forget the gradient so far."""
+        self._take(model)
+        self.backend.optimizer.zero_grad(set_to_none=False)
+
     # Folders
 
     def write(self, model: str, folder: str) -> None:
@@ -220,7 +226,11 @@ class ClientRank(TrainRank[FSDPPolicy]):
             "world_size": self.process.world_size,
             "hf_checkpoint": str(self.args.hf_checkpoint),
         }
-        on_rank_zero(lambda: (place / STATE).write_text(json.dumps(meta, indent=2)) and None)
+
+        def note() -> None:
+            (place / STATE).write_text(json.dumps(meta, indent=2))
+
+        on_rank_zero(note)
 
     def read(self, model: str, folder: str, what: str = "everything") -> ModelPlan:
         """Begin a model as what :meth:`write` wrote, and return its plan.

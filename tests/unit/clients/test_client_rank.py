@@ -10,22 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 
 from lab.testkit import trainer
-from slime.clients.losses import LossError, settings_of, token_losses
-from slime.clients.models import Datum, ModelPlan
+from slime.clients.losses import OF_TOKENS
+from slime.clients.models import LOSS_INPUTS, DataError, Datum, ModelPlan, complete
 from slime.clients.rank import ClientRank, plan_in
 from slime.exceptions import CheckpointError
-from tests.helpers.client_ranks import ADAM, PLAN, data_of, gradients, on_a_rank, start
-
-
-@pytest.fixture(autouse=True)
-def leave() -> Iterator[None]:
-    """A test that fails leaves its group, so that others can show what they find."""
-    yield
-    if dist.is_initialized():
-        dist.destroy_process_group()
+from tests.helpers.client_ranks import ADAM, PLAN, data_of, gradients, on_a_rank, passed, start
+from tests.helpers.group_fixtures import leave
 
 
 @pytest.fixture
@@ -35,13 +27,16 @@ def actor(tiny_random_model: Path, tmp_path: Path) -> Iterator[ClientRank]:
     rank.shutdown()
 
 
+__all__ = ["leave"]
+
+
 def step(actor: ClientRank, model: str, seed: int, loss: str = "cross_entropy") -> float:
-    actor.forward_backward(model, data_of(seed), loss, settings_of(loss, {}), False)
+    passed(actor, model, data_of(seed), loss)
     return actor.optimizer_step(model, ADAM)
 
 
 def scored(actor: ClientRank, model: str) -> list[bytes]:
-    return [each.tobytes() for each in actor.forward_backward(model, data_of(9), "cross_entropy", {}, True).log_probs]
+    return [each.tobytes() for each in passed(actor, model, data_of(9), forward_only=True).log_probs]
 
 
 # Against plain torch
@@ -88,9 +83,9 @@ def test_log_probs_and_gradients_are_those_of_plain_torch(
     actor.export("m", str(tmp_path / "adapter"))
     data = data_of(6)
     log_probs, expected = reference(tmp_path / "adapter", tiny_random_model, data, loss)
-    passed = actor.forward_backward("m", data[:2], loss, settings_of(loss, {}), False)
-    rest = actor.forward_backward("m", data[2:], loss, settings_of(loss, {}), False)  # gradients add up
-    for ours, theirs in zip([*passed.log_probs, *rest.log_probs], log_probs, strict=True):
+    first = passed(actor, "m", data[:2], loss)
+    rest = passed(actor, "m", data[2:], loss)  # gradients add up
+    for ours, theirs in zip([*first.log_probs, *rest.log_probs], log_probs, strict=True):
         np.testing.assert_allclose(ours, theirs, atol=2e-5)
     largest = max(abs(value).max() for value in expected.values())
     found = gradients(actor)
@@ -105,9 +100,9 @@ def test_log_probs_and_gradients_are_those_of_plain_torch(
 def test_a_loss_is_a_sum_and_a_forward_pass_leaves_no_gradient(actor: ClientRank) -> None:
     actor.create("m", PLAN)
     data = data_of(1)
-    passed = actor.forward_backward("m", data, "cross_entropy", settings_of("cross_entropy", {}), True)
-    expected = -sum(float((datum.inputs["weights"] * p).sum()) for datum, p in zip(data, passed.log_probs, strict=True))
-    assert passed.loss == pytest.approx(expected, rel=1e-5)
+    found = passed(actor, "m", data, forward_only=True)
+    expected = -sum(float((datum.inputs["weights"] * p).sum()) for datum, p in zip(data, found.log_probs, strict=True))
+    assert found.loss == pytest.approx(expected, rel=1e-5)
     assert not any(value.any() for value in gradients(actor).values())
 
 
@@ -119,7 +114,7 @@ def test_an_adam_step_is_torchs(actor: ClientRank) -> None:
     twin = torch.nn.Parameter(parameter.detach().clone())
     optimizer = torch.optim.AdamW([twin], lr=0.02, betas=(0.8, 0.9), eps=1e-6, weight_decay=0.1)
     for seed in (1, 2):
-        actor.forward_backward("m", data_of(seed), "cross_entropy", {"weights": 1.0}, False)
+        passed(actor, "m", data_of(seed))
         every = gradients(actor)
         norm = float(np.sqrt(sum((value.astype(np.float64) ** 2).sum() for value in every.values())))
         clip = norm / 2
@@ -148,10 +143,9 @@ def test_models_never_change_each_other(tiny_random_model: Path, tmp_path: Path)
     rank = start(tiny_random_model, tmp_path)
     for model, plan in plans.items():
         rank.create(model, plan)
-    losses = settings_of("cross_entropy", {})
     for offset in (0, 1):
         for model, first in (("a", 10), ("c", 30), ("b", 20)):
-            rank.forward_backward(model, data_of(first + offset), "cross_entropy", losses, False)
+            passed(rank, model, data_of(first + offset))
         for model in ("b", "a", "c"):  # gradients wait while others are in
             rank.optimizer_step(model, ADAM)
     assert {model: scored(rank, model) for model in plans} == expected
@@ -166,7 +160,7 @@ def test_a_gradient_that_is_not_finite_takes_no_step(actor: ClientRank) -> None:
     before = scored(actor, "m")
     data = data_of(2)
     data[0].inputs["weights"][0] = np.inf
-    actor.forward_backward("m", data, "cross_entropy", {}, False)
+    passed(actor, "m", data)
     assert not np.isfinite(actor.optimizer_step("m", ADAM))
     assert scored(actor, "m") == before
     assert np.isfinite(step(actor, "m", 3)), "the gradient is gone"
@@ -178,7 +172,7 @@ def test_a_gradient_that_is_not_finite_takes_no_step(actor: ClientRank) -> None:
 def test_what_was_written_goes_on_bit_for_bit(actor: ClientRank, tmp_path: Path) -> None:
     actor.create("m", PLAN)
     step(actor, "m", 1)
-    actor.forward_backward("m", data_of(2), "cross_entropy", {}, False)
+    passed(actor, "m", data_of(2))
     (tmp_path / "state").mkdir()
     actor.write("m", str(tmp_path / "state"))
     assert plan_in(tmp_path / "state") == PLAN
@@ -223,22 +217,48 @@ def test_two_ranks_give_what_one_gives(tiny_random_model: Path, tmp_path: Path) 
             np.testing.assert_allclose(ours, theirs, atol=1e-4)
 
 
-# Names of losses
+# What is refused before a rank sees it
 
 
-def test_a_loss_that_is_not_offered_says_which_are() -> None:
-    with pytest.raises(LossError, match="'gspo' is not offered here; use one of cross_entropy, importance_sampling"):
-        settings_of("gspo", {})
-    with pytest.raises(LossError, match="ppo has no setting 'beta'; its settings: clip_low_threshold"):
-        settings_of("ppo", {"beta": 1.0})
-    with pytest.raises(LossError, match="is a number"):
-        settings_of("ppo", {"clip_low_threshold": "low"})
-    with pytest.raises(LossError, match="has no setting 'weights'; its settings: none"):
-        settings_of("cross_entropy", {"weights": 2.0})
+def one(**inputs: list[float]) -> list[Datum]:
+    ids = np.array([3, 4])
+    return [Datum(ids, ids, {name: np.array(values, np.float32) for name, values in inputs.items()})]
 
 
-def test_an_input_stands_before_a_setting() -> None:
-    ones = torch.ones(2)
-    inputs = {"logprobs": ones * 0, "advantages": ones, "clip_high_threshold": torch.tensor([2.0, 9.0])}
-    found = token_losses("ppo", ones, inputs, settings_of("ppo", {}))
-    torch.testing.assert_close(found, torch.tensor([-2.0, -float(np.e)]))
+PAIR = {"logprobs": [-1.0, -1.0], "advantages": [1.0, 1.0]}
+
+
+@pytest.mark.parametrize(
+    ("data", "loss", "config", "says"),
+    [
+        (one(), "gspo", {}, "'gspo' is not offered here; use one of cross_entropy, importance_sampling"),
+        (one(**PAIR), "ppo", {"beta": 1.0}, "ppo has no setting 'beta'; its settings: clip_low_threshold"),
+        (one(**PAIR), "ppo", {"clip_low_threshold": "low"}, "is a number"),
+        (one(), "cross_entropy", {"weights": 2.0}, "has no setting 'weights'; its settings: none"),
+        (one(), "ppo", {}, "datum 0 has no logprobs, which the loss ppo needs"),
+        (one(mask=[1.0, 1.0]), "cross_entropy", {}, "no input 'mask'; its inputs: weights"),
+        ([], "cross_entropy", {}, "there are no data"),
+        (
+            [Datum(np.array([3]), np.array([9]), {})],
+            "cross_entropy",
+            {},
+            "target_tokens has the id 9; this model has 0 to 8",
+        ),
+        ([Datum(np.array([-1]), np.array([3]), {})], "cross_entropy", {}, "input has the id -1"),
+        ([Datum(np.arange(9), np.arange(9), {})], "cross_entropy", {}, "datum 0 has 9 tokens; send 1 to 8"),
+        ([Datum(np.empty(0, int), np.empty(0, int), {})], "cross_entropy", {}, "datum 0 has 0 tokens"),
+    ],
+)
+def test_data_that_do_not_fit_say_what_to_send(data: list[Datum], loss: str, config: dict[str, Any], says: str) -> None:
+    with pytest.raises(DataError, match=says):
+        complete(data, loss, config, vocabulary=9, context=8)
+
+
+def test_a_datums_own_input_stands_before_a_setting_and_this_before_the_default() -> None:
+    own = one(**PAIR, clip_high_threshold=[2.0, 9.0])
+    [datum] = complete(own, "ppo", {"clip_low_threshold": 0.5, "clip_high_threshold": 3.0}, vocabulary=9, context=8)
+    assert datum.inputs["clip_high_threshold"].tolist() == [2.0, 9.0]
+    assert datum.inputs["clip_low_threshold"].tolist() == [0.5, 0.5]
+    [datum] = complete(own, "ppo", {}, vocabulary=9, context=8)
+    assert datum.inputs["clip_low_threshold"].tolist() == pytest.approx([0.8, 0.8])
+    assert set(OF_TOKENS) == set(LOSS_INPUTS)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,10 @@ from slime.backends.trainer import people as people_module
 from slime.backends.trainer.micro_batch import RolloutShard
 from slime.exceptions import CheckpointError, PeopleError
 from slime.weight_sync.people import Book, folder_of, forget, people_folder
+from tests.helpers.group_fixtures import leave
 from tests.helpers.people_ranks import PLAN, P, Q, R, data_of, start, states, update
+
+__all__ = ["leave"]
 
 
 def folders(run_dir: Path, mark: str) -> list[str]:
@@ -40,14 +42,6 @@ def run_of(model: Path, run_dir: Path, plan: list[tuple[str, int]], **changes: A
         update(args, actor, mark, seed)
     actor.shutdown()
     return states(run_dir)
-
-
-@pytest.fixture(autouse=True)
-def leave() -> Iterator[None]:
-    """A test that fails leaves its group, so that others can show what they find."""
-    yield
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")

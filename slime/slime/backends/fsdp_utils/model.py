@@ -213,7 +213,8 @@ def begin_adapters(
         if f".lora_A.{ADAPTER}." in name:
             whole = first_lora_a(parameter.shape, seed, name)
             layer = name.partition(".lora_A.")[0].rpartition(".")[2]
-            whole[0 if modules is not None and layer not in modules else rank :] = 0.0
+            kept = 0 if modules is not None and layer not in modules else len(whole) if rank is None else rank
+            whole[kept:] = 0.0
         elif f".lora_B.{ADAPTER}." in name:
             whole = torch.zeros(parameter.shape)
         else:
