@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PYTHONS = ("3.11", "3.12")
 PLATFORM = "x86_64-manylinux_2_34"
 WHEELS_ONLY = ("--only-binary", ":all:")
-EXTRAS = ("train", "serve", "megatron", "tracking", "tools", "gui", "demo", "dev")
+EXTRAS = ("train", "serve", "megatron", "tracking", "tinker", "tools", "gui", "demo", "dev")
 LOCKS = ("cpu", "gpu")
 HEADERS = {
     "cpu": "# Lock of the CPU environment, without any CUDA package, for Python 3.11 and 3.12 on Linux x86-64.\n",
