@@ -24,7 +24,7 @@ def build(path: Path, questions: list[str]) -> Path:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    tiny_random.build(path, seed=5, initializer_range=0.02)
+    tiny_random.build(path, seed=5)
     tokenizer: Any = AutoTokenizer.from_pretrained(path)
     model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
@@ -41,7 +41,7 @@ def build(path: Path, questions: list[str]) -> Path:
         total.backward()
         optimizer.step()
         optimizer.zero_grad()
-        losses.append(float(total))
+        losses.append(total.item())
     last = sum(losses[-10:]) / 10
     assert last < GOOD_LOSS + 0.4, f"the model did not learn to answer: loss {last:.2f}"
     model.save_pretrained(path)
