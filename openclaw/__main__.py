@@ -30,6 +30,7 @@ COMMANDS = {
     "method": "check the folder of a learning method",
     "server": "serve a model and record its conversations, without training",
     "init": "write the files of a run and of your clients, after a few questions",
+    "tinker": "let programs that use the package tinker train adapters of a model here",
     "launch": "start a run that serves and learns",
 }
 """The name of each command, which is also its module in this package, and what it does."""
