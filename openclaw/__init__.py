@@ -2,8 +2,8 @@
 
 * ``__main__``: the command ``openclaw-rl``, which runs the others by name.
 * ``window``: the pages that a browser shows of a run.
-* ``chat``, ``doctor``, ``earlier``, ``init``, ``inspect``, ``replay``, ``report``, ``resume``, ``server``: commands, and the
-  process that answers with earlier weights.
+* ``chat``, ``doctor``, ``earlier``, ``init``, ``inspect``, ``replay``, ``report``, ``resume``, ``server``, ``tinker``: commands,
+  and the process that answers with earlier weights.
 * ``runs``: a run's folder, read for people.
 * ``launch``: a launch script's variables become a plan.
 * ``offline``: logs become turns of a ledger; a finished run is replayed.

@@ -28,6 +28,11 @@ if TYPE_CHECKING:
     from openclaw.tinker.desk import Desk
     from openclaw.tinker.log import CommandLog
 
+COMMON = (
+    *("--config", "--dry-run", "--hf-checkpoint", "--run-dir", "--device", "--num-gpus", "--actor-num-gpus-per-node"),
+    *("--rollout-num-gpus", "--rollout-num-gpus-per-engine", "--lora-rank", "--max-tokens-per-gpu"),
+    *("--served-name", "--tokenizer-name", "--snapshot-steps", "--most-models"),
+)
 FAILED, WRONG = 1, 2
 DEFAULT_PORT = "8010"
 LOG_NAME = "commands.sqlite"
@@ -36,6 +41,14 @@ LOOK_SECONDS = 0.5
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Declare this program's own flags."""
+    from slime.arguments.cluster import CLUSTER
+    from slime.arguments.parser import Parser
+    from slime.arguments.sglang_flags import TITLE as ENGINES
+    from slime.arguments.trainer import LORA
+
+    if isinstance(parser, Parser):
+        parser.common, parser.topics = COMMON, (CLUSTER.title, LORA.title, ENGINES)
+    parser.prog = "openclaw-rl tinker"
     parser.description = (
         "Serve the Tinker interface: programs that use the package tinker train adapters of --hf-checkpoint here."
     )

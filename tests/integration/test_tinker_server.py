@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.helpers.tinker_server import TinkerServer
+from tests.helpers.tinker_server import REPOSITORY, TinkerServer
 
 tinker = pytest.importorskip("tinker", reason="install the tinker extra")
 types = tinker.types
@@ -202,6 +202,19 @@ def test_a_killed_rank_and_a_killed_engine_are_replaced(server: TinkerServer, se
     sampler = client.save_weights_and_get_sampling_client().result()
     found = sampler.compute_logprobs(types.ModelInput.from_ints(sentence(5))).result()
     np.testing.assert_allclose(found[1:], scores(client, sentence(5)), atol=1e-3)
+
+
+def test_the_program_of_the_page_works(server: TinkerServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (REPOSITORY / "instructions" / "tinker_server.md").read_text()
+    program = (
+        page.partition("```py\n")[2].partition("```")[0].replace("Qwen/Qwen3-4B", NAME).replace("rank=16", "rank=8")
+    )
+    monkeypatch.setenv("TINKER_BASE_URL", server.url)
+    monkeypatch.setenv("TINKER_API_KEY", KEY)
+    found: dict[str, Any] = {}
+    exec(program, found)
+    assert found["passed"].result().metrics["loss:sum"] > 0
+    found["service"].close("success").result()
 
 
 def test_what_is_not_offered_is_said_and_the_program_goes_on(service: Any) -> None:

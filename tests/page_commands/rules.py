@@ -60,6 +60,7 @@ RULES = (
     Rule(Kind.PARSED, r"openclaw-rl (export|forget) .*--person ", "needs a run with an adapter for each person"),
     Rule(Kind.RUN, r"openclaw-rl (inspect|report|export|forget|lessons) \S", "reads and edits a ledger"),
     Rule(Kind.PARSED, r"openclaw-rl (versions|rollback|accept) ", "needs a run with a gate's decisions"),
+    Rule(Kind.DRY_RUN, r"openclaw-rl tinker ", "needs GPUs; tests/integration/test_tinker_server.py runs it on a CPU", "--dry-run"),
     Rule(Kind.PARSED, r"openclaw-rl init ", "writes files of the person's home; tests/unit/install/test_init.py runs it"),
     Rule(Kind.PARSED, r"openclaw-rl doctor ", "ends with status 1 on a full disk; tests/unit/seeing/test_doctor.py runs it"),
     Rule(Kind.RUN, r"python -m agentrl\.rollout\.inspect ", "reads records of episodes"),

@@ -53,7 +53,8 @@ FIXED = (
 )
 """Flags of a run that the programs decide about; the rest of the command line is the person's who starts the server."""
 CLASS = "slime.clients.rank.ClientRank"
-DEFAULT_TOKENS = 8192
+DEFAULTS = {"--max-tokens-per-gpu": "8192", "--run-dir": "runs/tinker"}
+"""Flags that have another value than in a run, unless they are given; a server that starts again finds its folder."""
 
 
 def client_arguments(argv: Sequence[str], add_flags: Callable[[argparse.ArgumentParser], None]) -> Arguments:
@@ -62,12 +63,9 @@ def client_arguments(argv: Sequence[str], add_flags: Callable[[argparse.Argument
     Raises:
         SystemExit: as `parse_args`.
     """
-    given = (
-        []
-        if any(word.startswith("--max-tokens-per-gpu") for word in argv)
-        else ["--max-tokens-per-gpu", f"{DEFAULT_TOKENS}"]
-    )
-    return parse_args([*FIXED, *given, *argv], add_flags, problems_of)
+    given = {word.partition("=")[0] for word in argv}
+    defaults = [part for flag, value in DEFAULTS.items() if flag not in given for part in (flag, value)]
+    return parse_args([*FIXED, *defaults, *argv], add_flags, problems_of)
 
 
 def problems_of(args: Arguments) -> list[str]:
