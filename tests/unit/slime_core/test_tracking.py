@@ -5,11 +5,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import sqlite3
-import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -163,33 +160,6 @@ def test_trackio_flags(args: Arguments, monkeypatch: pytest.MonkeyPatch) -> None
     assert (options["project"], options["name"], options["resume"]) == ("mine", "run", "allow")
     assert options["config"]["sglang_api_key"] == "set"
     assert logged == [({"train/step": 7, "train/loss": 0.5}, 7)]
-
-
-def test_trackio_keeps_what_it_is_told_and_goes_on(
-    args: Arguments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On the real library, in a process of its own, because it reads its folder when it is imported."""
-    if importlib.util.find_spec("trackio") is None:
-        pytest.skip("pip install trackio")
-    program = """
-import sys
-from slime.args import Arguments
-from slime.tracking.trackers import Trackio
-tracker = Trackio(Arguments.of({"run_dir": sys.argv[1]}))
-tracker.log({"train/step": int(sys.argv[2]), "train/loss": 0.5}, "train/step")
-tracker.finish()
-"""
-    environment = {**os.environ, "TRACKIO_DIR": str(tmp_path / "trackio"), "PYTHONPATH": os.pathsep.join(sys.path)}
-    for step in (3, 4):
-        command = [sys.executable, "-c", program, str(tmp_path / "mine"), str(step)]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-    with closing(sqlite3.connect(tmp_path / "trackio" / "openclaw_rl.db")) as file:
-        rows = file.execute("SELECT run_name, step, metrics FROM metrics ORDER BY step").fetchall()
-    assert [(name, step, json.loads(metrics)["train/loss"]) for name, step, metrics in rows] == [
-        ("mine", 3, 0.5),
-        ("mine", 4, 0.5),
-    ]
 
 
 def test_trackio_that_is_not_installed_is_refused_before_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
