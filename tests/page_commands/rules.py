@@ -96,6 +96,7 @@ RULES = (
     Rule(Kind.ELSEWHERE, r"rm -rf \.venv && ", "replaces the environment that the tests run in; needs a GPU"),
     Rule(Kind.ELSEWHERE, r"python -m agentrl\.sandbox$", "needs bubblewrap; tests/integration/test_sandbox_containment.py runs it where there is one"),
     Rule(Kind.ELSEWHERE, r"cp gpu\.json ", "needs a GPU's measurements, and writes a file of the repository"),
+    Rule(Kind.ELSEWHERE, r"python -m tests\.images$", "needs root and ten minutes; tests/unit/install/test_images.py tests what it reads"),
     Rule(Kind.ELSEWHERE, r"docker (build|run|compose) ", "needs Docker and a network"),
     Rule(Kind.ELSEWHERE, r"npm (install|test|run build)$", "needs Node; tests/integration runs the extension's own tests where there is one"),
     Rule(Kind.ELSEWHERE, r"openclaw (config|gateway|models|plugins) ", "needs OpenClaw; tests/integration runs it where there is one"),

@@ -1,6 +1,6 @@
 """compose.yaml and its board: what they name exists, nothing listens beyond this machine, and a stopped run goes on.
 
-No container is started here. Commands of the file run in a shell, with stand-ins for the programs.
+No container is started here; ``python -m tests.images`` runs the services. Commands of the file run in a shell, with stand-ins for the programs.
 """
 
 from __future__ import annotations
@@ -9,28 +9,21 @@ import json
 import re
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
+
+from tests.images.files import Services, health_of, plain, read_services
 
 HOME = "/home/openclaw/openclaw-rl"
 
 
 @pytest.fixture
-def services(repository: Path) -> dict[str, dict[str, Any]]:
-    return yaml.safe_load((repository / "compose.yaml").read_text())["services"]
+def services(repository: Path) -> Services:
+    return read_services(repository)
 
 
-def plain(text: str, variables: dict[str, str] | None = None) -> str:
-    """Return a text as Compose hands it on: variables replaced, and ``$$`` a dollar."""
-    known = variables or {}
-    parts = text.split("$$")
-    filled = [re.sub(r"\$\{(\w+)(?::-([^}]*))?\}", lambda m: known.get(m[1]) or m[2] or "", part) for part in parts]
-    return "$".join(filled)
-
-
-def test_what_is_mounted_and_built_exists(repository: Path, services: dict[str, dict[str, Any]]) -> None:
+def test_what_is_mounted_and_built_exists(repository: Path, services: Services) -> None:
     targets = re.findall(r"^FROM \S+ AS (\w+)$", (repository / "Dockerfile").read_text(), re.M)
     named = set(yaml.safe_load((repository / "compose.yaml").read_text())["volumes"])
     for name, service in services.items():
@@ -44,7 +37,7 @@ def test_what_is_mounted_and_built_exists(repository: Path, services: dict[str, 
     assert (repository / "Dockerfile").read_text().count(made) == len(targets), "else root owns the volumes' folders"
 
 
-def test_nothing_listens_beyond_this_machine(services: dict[str, dict[str, Any]]) -> None:
+def test_nothing_listens_beyond_this_machine(services: Services) -> None:
     assert all(service["network_mode"] == "host" and "ports" not in service for service in services.values())
     assert "--web.listen-address=127.0.0.1:9090" in services["prometheus"]["command"]
     assert services["grafana"]["environment"]["GF_SERVER_HTTP_ADDR"] == "127.0.0.1"
@@ -56,7 +49,7 @@ def test_nothing_listens_beyond_this_machine(services: dict[str, dict[str, Any]]
 @pytest.mark.parametrize("name", ["run-cpu", "run-gpu"])
 @pytest.mark.parametrize("checkpoint", [False, True])
 def test_a_run_begins_or_goes_on(
-    name: str, checkpoint: bool, repository: Path, services: dict[str, dict[str, Any]], tmp_path: Path
+    name: str, checkpoint: bool, repository: Path, services: Services, tmp_path: Path
 ) -> None:
     service = services[name]
     variables = {key: plain(str(value)) for key, value in service["environment"].items()}
@@ -83,10 +76,32 @@ def test_a_run_begins_or_goes_on(
     assert done.stdout == f"30000|{'1' if checkpoint else ''}|{words}\n"
 
 
-def test_prometheus_finds_the_server_and_its_key(
-    repository: Path, services: dict[str, dict[str, Any]], tmp_path: Path
-) -> None:
+def test_every_service_says_whether_it_is_healthy(services: Services, tmp_path: Path) -> None:
+    for name, service in services.items():
+        given = {"PORT": "30100", "GRAFANA_PORT": "3100"}
+        variables = {key: plain(str(value), given) for key, value in service["environment"].items()}
+        words = health_of(service, given)
+        program = tmp_path / ("wget" if words[0] == "wget" else "curl")
+        program.write_text('#!/bin/sh\nfor word in "$@"; do echo "$word"; done | grep ^http\n')
+        program.chmod(0o755)
+        asked = subprocess.run(
+            words, env={**variables, "PATH": f"{tmp_path}:/usr/bin:/bin"}, capture_output=True, text=True, check=True
+        ).stdout.strip()
+        assert (
+            asked
+            == {
+                "run-cpu": "http://127.0.0.1:30100/healthz",
+                "run-gpu": "http://127.0.0.1:30100/healthz",
+                "prometheus": "http://127.0.0.1:9090/-/healthy",
+                "grafana": "http://127.0.0.1:3100/api/health",
+            }[name]
+        )
+
+
+def test_prometheus_finds_the_server_and_its_key(repository: Path, services: Services, tmp_path: Path) -> None:
     service = services["prometheus"]
+    path = next(word.partition("=")[2] for word in service["command"] if word.startswith("--storage.tsdb.path="))
+    assert f"prometheus:{path}" in service["volumes"], "the image's own path ends with its own command"
     given = {"PORT": "30100", "SGLANG_API_KEY": "s3cret"}
     variables = {key: plain(str(value), given) for key, value in service["environment"].items()}
     *shell, script, name = [plain(word) for word in service["entrypoint"]]

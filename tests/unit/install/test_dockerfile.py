@@ -1,61 +1,28 @@
 """The Dockerfile: its targets, and that each runs the set-up script with everything the script needs.
 
-No image is built here. The set-up step of each target runs on a copy of the files that the target has by then.
+No image is built here; ``python -m tests.images`` does. The set-up step of each target runs on a copy of the files that the
+target has by then.
 """
 
 from __future__ import annotations
 
 import json
-import shlex
 import shutil
 import subprocess
-from dataclasses import dataclass, field
-from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
 
+from tests.images.files import Stage, left_out, read_stages, sources
 from tests.unit.install.conftest import StandInMachine
 from tests.unit.install.test_setup_script import VENV_WAS_MADE, Clone
 
 SETUP = {"cpu": "scripts/setup.sh cpu", "gpu": "scripts/setup.sh gpu --skip-checks"}
 
 
-@dataclass
-class Stage:
-    """One build target: its base image and its instructions in order."""
-
-    base: str
-    instructions: list[tuple[str, str]] = field(default_factory=list)
-
-    def all(self, name: str) -> list[str]:
-        return [value for each, value in self.instructions if each == name]
-
-    def copied_before(self, run: str) -> list[str]:
-        """Sources of the COPY instructions before a RUN."""
-        before = self.instructions[: self.instructions.index(("RUN", run))]
-        return [source for name, value in before if name == "COPY" for source in sources(value)]
-
-
-def sources(value: str) -> list[str]:
-    words = [word for word in shlex.split(value) if not word.startswith("--")]
-    return words[:-1]
-
-
 @pytest.fixture
 def stages(repository: Path) -> dict[str, Stage]:
-    lines = [line for line in (repository / "Dockerfile").read_text().splitlines() if not line.lstrip().startswith("#")]
-    found: dict[str, Stage] = {}
-    stage = Stage("")
-    for instruction in "\n".join(lines).replace("\\\n", " ").splitlines():
-        name, _, value = instruction.strip().partition(" ")
-        if name == "FROM":
-            base, word, target = value.split()
-            assert word == "AS"
-            stage = found[target] = Stage(base)
-        elif name:
-            stage.instructions.append((name, " ".join(value.split())))
-    return found
+    return read_stages(repository)
 
 
 def test_there_is_one_target_for_each_environment(stages: dict[str, Stage]) -> None:
@@ -80,10 +47,9 @@ def test_set_up_and_programs_run_as_a_user_without_privileges(stages: dict[str, 
 
 @pytest.mark.parametrize("kind", SETUP)
 def test_what_is_copied_and_started_exists(repository: Path, stages: dict[str, Stage], kind: str) -> None:
-    ignored = (repository / ".dockerignore").read_text().split()
     for source in (source for copy in stages[kind].all("COPY") for source in sources(copy)):
         assert (repository / source).exists(), source
-        assert not any(fnmatch(source, pattern) for pattern in ignored), f".dockerignore leaves {source} out"
+        assert not left_out(repository, source), f".dockerignore leaves {source} out"
     assert stages[kind].all("COPY")[-1].endswith(". .")
     (command,) = (json.loads(value) for value in stages[kind].all("CMD"))
     assert (repository / command[1]).exists()
@@ -122,9 +88,8 @@ def test_conversations_that_the_pages_record_enter_neither_a_commit_nor_an_image
     """Nor a job: Ray leaves out what git ignores, and refuses a folder of more than 100 MiB."""
     written = ["rl_buffer", "rollouts", "checkpoints", "debug_rollouts", "saved", "runs"]
     written += [f"openclaw-combine/{name}" for name in written[:4]]
-    ignored = (repository / ".dockerignore").read_text().split()
     for name in written:
-        assert any(fnmatch(name, pattern.removeprefix("**/")) or fnmatch(name, pattern) for pattern in ignored), name
+        assert left_out(repository, name), name
     shutil.copy(repository / ".gitignore", tmp_path)
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
     command = ["git", "-C", str(tmp_path), "check-ignore", *(f"{name}/ledger.sqlite" for name in written)]
