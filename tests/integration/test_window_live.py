@@ -26,12 +26,12 @@ from openclaw.runtime.earlier import EarlierProcess
 from openclaw.runtime.window import WindowProcess
 from slime.contract.engine import StandInEngine
 from tests.helpers import stand_in_earlier
+from tests.helpers.keyboard import Keyboard
 from tests.helpers.made_runs import MadeRun
 from tests.security import chromium
 
 playwright = pytest.importorskip("playwright.async_api", reason="install the gui extra")
 KEYS = "ann:ann-key-123456\nben:ben-key-123456\nroot (admin):root-key-123456\n"
-MOST_TABS = 80
 MOST_TOKENS = 99
 VIEWS = (
     "Is it healthy?",
@@ -42,34 +42,16 @@ VIEWS = (
     "Talk to it",
     "Is it learning?",
 )
-FOCUSED = "document.activeElement.innerText || document.activeElement.name || ''"
 
 
-@dataclass
-class Desk:
-    """A browser's page, what it asked for, and the ledger behind it."""
+@dataclass(kw_only=True)
+class Desk(Keyboard):
+    """A browser's page, and what is behind it."""
 
-    page: playwright.Page
     url: str
-    asked: list[str]
-    told: list[str]
     ledger: Ledger
     engine: StandInEngine
     pages: PageEvents
-
-    async def tab_to(self, name: str) -> None:
-        """Press Tab until what has the focus is called ``name``."""
-        for _ in range(MOST_TABS):
-            await self.page.keyboard.press("Tab")
-            if (await self.page.evaluate(FOCUSED)).strip() == name:
-                return
-        raise AssertionError(f"Tab never reaches {name!r} on {self.page.url}")
-
-    async def press(self, name: str) -> None:
-        """Tab to a link or button, press Enter, and wait for the page."""
-        await self.tab_to(name)
-        async with self.page.expect_navigation():
-            await self.page.keyboard.press("Enter")
 
 
 Opener = Callable[..., Awaitable[Desk]]
@@ -119,9 +101,7 @@ async def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
             context = await browser.new_context(**options)
             page = await context.new_page()
             assert app.pages is not None
-            desk = Desk(page, url, [], [], ledger, engine, app.pages)
-            page.on("request", lambda request: desk.asked.append(request.url))
-            page.on("console", lambda message: desk.told.append(message.text))
+            desk = Desk(page, url=url, ledger=ledger, engine=engine, pages=app.pages)
             await page.goto(url)
             return desk
 
@@ -129,10 +109,7 @@ async def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
 
 
 async def log_in(desk: Desk, key: str = "ann-key-123456") -> None:
-    assert await desk.page.evaluate("document.activeElement.id") == "key", "the field has the focus"
-    await desk.page.keyboard.type(key)
-    async with desk.page.expect_navigation():
-        await desk.page.keyboard.press("Enter")
+    await desk.log_in(key)
 
 
 async def test_everything_can_be_done_by_keyboard(opened: Opener) -> None:
