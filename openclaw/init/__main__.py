@@ -159,6 +159,10 @@ def _init(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     here = model is not None and machine.is_model(clone / "models" / model.name)
     command = run_files.next_command(answers.run, clone, folder, cloned=cloned, model_here=here, unit=answers.unit)
     print(f"\nnext:  {command}")
+    if model is None and not machine.has_cpu_environment(clone):
+        print(
+            f"       It downloads {machine.CPU_GB:g} GB of packages once, which takes minutes. A line says when it serves."
+        )
     chat = chat_command(to.url)
     if key is not None:
         chat = f"(set -a; . {shlex.quote(str(folder / run_files.VARIABLES))}; {chat})"

@@ -127,10 +127,15 @@ def problems(run: Run, machine: Machine, clone: Path, environment: Mapping[str, 
     return lines + _disk(run, clone)
 
 
+def has_cpu_environment(clone: Path) -> bool:
+    """Return whether a clone has the packages that a run on a CPU needs."""
+    return (clone / ".venv" / ".setup-cpu").is_file()
+
+
 def _disk(run: Run, clone: Path) -> list[str]:
     """Return a line if the disk has no room for the packages on a CPU, or for the model."""
     if run.model is None:
-        needed, what = (0.0 if (clone / ".venv" / ".setup-cpu").is_file() else CPU_GB), "the packages"
+        needed, what = (0.0 if has_cpu_environment(clone) else CPU_GB), "the packages"
     else:
         place = clone / "models" / run.model.name
         needed, what = (0.0 if is_model(place) else run.model.gigabytes), run.model.name

@@ -188,6 +188,10 @@ def test_without_a_clone_the_next_command_gets_one(
     assert command.main(["--yes"]) == 0
     said = capsys.readouterr().out
     assert f"next:  git clone https://github.com/Gen-Verse/OpenClaw-RL {home}/OpenClaw-RL && bash " in said
+    assert "downloads 3 GB of packages once" in said
+    monkeypatch.setattr(machine, "has_cpu_environment", lambda clone: True)
+    assert command.main(["--yes"]) == 0
+    assert "packages" not in capsys.readouterr().out
     (home / "OpenClaw-RL").mkdir()
     (home / "OpenClaw-RL" / "thesis.tex").touch()
     assert command.main(["--yes"]) == 2
