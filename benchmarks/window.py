@@ -2,9 +2,11 @@
 
 `python -m benchmarks.window [--full] [--kib N] [--wait] [--json FILE]`. The run is that of `benchmarks.report`: 20,000 turns, with
 ``--full`` 100,000. With ``--kib 16`` each request has 16 KiB more, as those of agents have; with ``--wait`` no step has taken a
-sample, so that all of them wait. A gateway with a stand-in engine serves it in a process of its own. A page's time is that of its request, the first one from a
-fresh process of the window. Then a client asks for streamed replies, in blocks by turns with and without five people, each of whom
-loads a page every second from another process; the figure is the median of the differences of the blocks' medians.
+sample, so that all of them wait. A gateway with a stand-in engine serves it in a process of its own. A page's time is that of its
+request, the first one from a fresh process of the window. Then a client asks for streamed replies, in blocks by turns with and
+without five people, each of whom loads a page every second from another process; the figure is the median of the differences of
+the blocks' medians. So it is with five people whose open pages follow the run by server-sent events, and load themselves when they
+are told to.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +80,26 @@ def look_on(url: str) -> None:
             time.sleep(max(0.0, 1.0 - (time.monotonic() - started)))
 
 
+def follow(url: str) -> None:
+    """Keep a page of each of `PEOPLE` as the run is, until the process is ended."""
+
+    async def keep(client: httpx.AsyncClient, view: str) -> None:
+        revision = ""
+        while True:
+            words = {"view": view, "revision": revision}
+            async with client.stream("GET", "/window/events", params=words) as answer:
+                async for line in answer.aiter_lines():
+                    if line.startswith("data: "):
+                        revision = line.split('"')[3]
+                        (await client.get(f"/window/{view}")).raise_for_status()
+
+    async def keep_all() -> None:
+        async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=SECONDS) as client:
+            await asyncio.gather(*(keep(client, VIEWS[number]) for number in range(PEOPLE)))
+
+    asyncio.run(keep_all())
+
+
 @contextmanager
 def beside(target: Any, *given: Any) -> Iterator[None]:
     """Run a function in a process of its own until the block ends."""
@@ -130,18 +152,23 @@ def measure(folder: Path) -> dict[str, Any]:
         pages["conversation"] = min(timed(client, f"/window/conversation?id={turn}") for _ in range(RUNS))
         for _ in range(REPLIES):
             first_token(client)
-        alone, looked_at = [], []
+        blocks: dict[Any, list[float]] = {None: [], look_on: [], follow: []}
         for _ in range(BLOCKS):
-            alone.append(statistics.median(first_token(client) for _ in range(REPLIES)))
-            with beside(look_on, url):
-                time.sleep(2.0)  # until the process has begun
-                looked_at.append(statistics.median(first_token(client) for _ in range(REPLIES)))
-    later = statistics.median(b - a for a, b in zip(alone, looked_at, strict=True))
+            for people, medians in blocks.items():
+                with beside(people, url) if people else nullcontext():
+                    time.sleep(2.0 if people else 0.0)  # until the process has begun
+                    medians.append(statistics.median(first_token(client) for _ in range(REPLIES)))
+
+    def later(people: Any) -> float:
+        between = zip(blocks[None], blocks[people], strict=True)
+        return round(1000 * statistics.median(b - a for a, b in between), 2)
+
     return {
         "first_page_seconds": round(first, 3),
         "page_seconds": {view: round(seconds, 3) for view, seconds in pages.items()},
-        "first_token_ms": round(1000 * statistics.median(alone), 2),
-        "first_token_later_ms": round(1000 * later, 2),
+        "first_token_ms": round(1000 * statistics.median(blocks[None]), 2),
+        "first_token_later_ms": later(look_on),
+        "first_token_later_following_ms": later(follow),
     }
 
 
