@@ -35,6 +35,7 @@ from openclaw.tinker.desk import (
     LOAD_MODEL,
     PASS,
     SAVE,
+    SAVE_ELSEWHERE,
     SAVE_FOR_SAMPLER,
     SERVER,
     STEP,
@@ -249,23 +250,11 @@ class Server:
         asked = await asyncio.to_thread(read_pass, body)
         return await self._submit(asked.model, owner, _number(asked.number), PASS, body)
 
-    async def optim_step(self, request: Request) -> Any:
-        """Take a step."""
-        return await self._of_model(request, bodies.OptimStep, STEP)
-
-    async def save_weights(self, request: Request) -> Any:
-        """Keep a model under a name."""
-        return await self._of_model(request, bodies.SaveWeights, SAVE)
-
-    async def save_for_sampler(self, request: Request) -> Any:
-        """Let engines answer with a model's adapter."""
-        return await self._of_model(request, bodies.SaveForSampler, SAVE_FOR_SAMPLER)
-
-    async def _of_model(
-        self, request: Request, form: type[bodies.OptimStep] | type[bodies.SaveWeights], kind: str
-    ) -> Any:
+    async def of_model(self, request: Request) -> Any:
+        """Take a command that the path names."""
         body = await self.body(request)
-        asked = bodies.parse(form, body)
+        asked = bodies.parse(bodies.Numbered, body)
+        kind = request.url.path.rpartition("/")[2]
         return await self._submit(asked.model_id, self.owner(request), _number(asked.seq_id), kind, body)
 
     async def info(self, request: Request) -> Any:
@@ -409,6 +398,17 @@ class Server:
 
     # Lists
 
+    async def sessions(self, request: Request) -> Any:
+        """Return the sessions, a page at a time."""
+        found = await self._ask(self._log.sessions_of, self.owner(request))
+        offset, limit = _page(request)
+        return {"sessions": found[offset : offset + limit]}
+
+    async def session(self, request: Request) -> Any:
+        """Return what a session has."""
+        name, models, samplers = await self._ask(self._log.session, request.path_params["session"], self.owner(request))
+        return {"training_run_ids": models, "sampler_ids": samplers, "display_name": name}
+
     async def runs(self, request: Request) -> Any:
         """Return the models, a page at a time."""
         owner = self.owner(request)
@@ -546,9 +546,7 @@ def create_app(server: Server) -> Starlette:
             route("create_model", server.create_model),
             route("get_info", server.info),
             route("forward_backward", server.forward_backward),
-            route("optim_step", server.optim_step),
-            route("save_weights", server.save_weights),
-            route("save_weights_for_sampler", server.save_for_sampler),
+            *(route(kind, server.of_model) for kind in (STEP, SAVE, SAVE_FOR_SAMPLER, SAVE_ELSEWHERE)),
             route("load_weights", server.load_weights),
             route("weights_info", server.weights_info),
             route("create_sampling_session", server.create_sampler),
@@ -556,14 +554,21 @@ def create_app(server: Server) -> Starlette:
             route("asample", server.sample),
             route("cancel_future", server.cancel),
             route("retrieve_future", server.retrieve),
+            route("sessions", server.sessions, "GET"),
+            route("sessions/{session}", server.session, "GET"),
             route("training_runs", server.runs, "GET"),
             route("training_runs/{run}", server.run, "GET"),
             route("training_runs/{run}/checkpoints", server.checkpoints_of_run, "GET"),
             route("checkpoints", server.checkpoints, "GET"),
             route(checkpoint, server.delete_checkpoint, "DELETE"),
             route(f"{checkpoint}/ttl", server.expire_checkpoint, "PUT"),
+            *(route("{path:path}", _not_offered, method) for method in ("GET", "POST", "PUT", "DELETE")),
         ]
     )
+
+
+async def _not_offered(request: Request) -> Any:
+    raise ApiError(404, f"this server does not offer {request.method} {request.path_params['path']}", code="not_found")
 
 
 async def _healthy(request: Request) -> Any:

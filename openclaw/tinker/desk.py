@@ -31,7 +31,7 @@ from slime.exceptions import CheckpointError, RankLostError
 
 logger = logging.getLogger(__name__)
 
-CREATE, LOAD_MODEL, LOAD, PASS, STEP, SAVE, SAVE_FOR_SAMPLER = (
+CREATE, LOAD_MODEL, LOAD, PASS, STEP, SAVE, SAVE_FOR_SAMPLER, SAVE_ELSEWHERE = (
     "create_model",
     "load_model",
     "load_weights",
@@ -39,6 +39,7 @@ CREATE, LOAD_MODEL, LOAD, PASS, STEP, SAVE, SAVE_FOR_SAMPLER = (
     "optim_step",
     "save_weights",
     "save_weights_for_sampler",
+    "save_weights_external",
 )
 USER, SERVER = "user", "server"
 """Whose fault a failure is."""
@@ -170,6 +171,7 @@ class Desk:
             STEP: self._step,
             SAVE: self._save,
             SAVE_FOR_SAMPLER: self._save_for_sampler,
+            SAVE_ELSEWHERE: self._save_elsewhere,
         }
 
     # The thread
@@ -478,6 +480,9 @@ class Desk:
         adapter = self._machine.export(command.model, command.number)
         kept = self._kept(path, command, "sampler", adapter, asked)
         return Outcome(_json({"path": path, "type": SAVE_FOR_SAMPLER}), kept=kept)
+
+    def _save_elsewhere(self, command: Command) -> Outcome:
+        raise UserError("weights are not saved elsewhere by this server; use save_state or save_weights_for_sampler")
 
     def _check_new(self, path: str, command: Command, overwrite: bool) -> None:
         if not overwrite and any(each.path == path for each in self._log.all_weights(model=command.model)):

@@ -205,6 +205,21 @@ class CommandLog:
             (row["id"], row["owner"]) for row in self._database.rows("SELECT * FROM client_sessions WHERE NOT ended")
         ]
 
+    def sessions_of(self, owner: str) -> list[str]:
+        """Return the sessions of an owner, the newest first."""
+        rows = self._database.rows("SELECT id FROM client_sessions WHERE owner = ? ORDER BY created_at DESC", (owner,))
+        return [row["id"] for row in rows]
+
+    def session(self, session: str, owner: str) -> tuple[str | None, list[str], list[str]]:
+        """Return the name of a session, its models and its sampling sessions.
+
+        Raises:
+            UnknownRecordError: there is none.
+        """
+        name = self._one("client_sessions", session, owner)["name"]
+        rows = self._database.rows("SELECT id FROM client_samplers WHERE session_id = ?", (session,))
+        return name, self.models_of(session), [row["id"] for row in rows]
+
     def end_session(self, session: str, owner: str) -> list[str]:
         """Let a session end, and return the adapters without a name that nobody can ask for any more.
 

@@ -68,6 +68,13 @@ class LoadWeights(Body):
     weights_access_token: str | None = None
 
 
+class Numbered(Body):
+    """A command of a model, whatever else it says: what is wrong with the rest is its result, so that its number is not missing."""
+
+    model_id: Id
+    seq_id: int
+
+
 class AdamParams(Body):
     """Settings of a step."""
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -73,3 +75,14 @@ class TinkerServer:
         """End the server with SIGTERM; return its exit status."""
         self._process.terminate()
         return self._process.wait(timeout=120)
+
+
+@contextmanager
+def running(model: Path, folder: Path, name: str, *flags: str) -> Iterator[TinkerServer]:
+    """Run a server for the length of the block."""
+    server = TinkerServer(model, folder, name, *flags)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers import boxed_model
-from tests.helpers.tinker_server import REPOSITORY, TinkerServer
+from tests.helpers.tinker_server import REPOSITORY, TinkerServer, running
 
 pytest.importorskip("tinker", reason="install the tinker extra")
 COOKBOOK = REPOSITORY / ".cache" / "tinker_cookbook" / "lib"
@@ -50,11 +50,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TinkerServer]:
-    started = TinkerServer(place / NAME, tmp_path_factory.mktemp("tinker"), NAME)
-    started.start()
-    yield started
-    started.stop()
+def cookbook_server(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TinkerServer]:
+    with running(place / NAME, tmp_path_factory.mktemp("tinker"), NAME) as started:
+        yield started
 
 
 def run_loop(server: TinkerServer, place: Path, recipe: str, *settings: str) -> list[dict[str, float]]:
@@ -74,8 +72,8 @@ def run_loop(server: TinkerServer, place: Path, recipe: str, *settings: str) -> 
     return [json.loads(line) for line in (log / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_the_supervised_loop_runs_unmodified_and_its_loss_falls(server: TinkerServer, place: Path) -> None:
-    steps = run_loop(server, place, "sl_loop", "batch_size=8", "learning_rate=0.02", "save_every=4")
+def test_the_supervised_loop_runs_unmodified_and_its_loss_falls(cookbook_server: TinkerServer, place: Path) -> None:
+    steps = run_loop(cookbook_server, place, "sl_loop", "batch_size=8", "learning_rate=0.02", "save_every=4")
     losses = [step["train_mean_nll"] for step in steps if "train_mean_nll" in step]
     assert len(losses) == len(QUESTIONS) // 8
     assert losses[-1] < 0.7 * losses[0]
@@ -84,9 +82,9 @@ def test_the_supervised_loop_runs_unmodified_and_its_loss_falls(server: TinkerSe
     assert "/sampler_weights/final" in checkpoints
 
 
-def test_the_loop_by_reward_runs_unmodified_and_its_reward_rises(server: TinkerServer, place: Path) -> None:
+def test_the_loop_by_reward_runs_unmodified_and_its_reward_rises(cookbook_server: TinkerServer, place: Path) -> None:
     steps = run_loop(
-        server, place, "rl_loop",
+        cookbook_server, place, "rl_loop",
         "loss_fn=importance_sampling", "batch_size=8", "group_size=8", "learning_rate=0.0015", "max_tokens=8", "save_every=0",
     )  # fmt: skip
     rewards = [step["reward/total"] for step in steps if "reward/total" in step]

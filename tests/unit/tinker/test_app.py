@@ -310,6 +310,18 @@ async def test_bodies_are_bounded_unpacked_ones_as_well(world: World, monkeypatc
     assert (await world.pass_over(bytes(11))).status_code == 413
 
 
+async def test_a_command_that_cannot_be_done_is_its_own_result_and_the_next_one_runs(world: World) -> None:
+    model = await world.model(await world.session())
+    wrong = await world.post("optim_step", {"model_id": model, "seq_id": 1, "adam_params": {"beta1": 2}})
+    elsewhere = await world.post("save_weights_external", {"model_id": model, "seq_id": 2, "path": "x"})
+    right = await world.post("optim_step", {"model_id": model, "seq_id": 3})
+    assert (await world.result(wrong)).json()["error"].startswith("adam_params.beta1: ")
+    assert "not saved elsewhere by this server" in (await world.result(elsewhere)).json()["error"]
+    assert (await world.result(right)).json() == {"metrics": {"grad_norm:mean": 1.5}}
+    missing = await world.client.get("/api/v1/audit", headers=ANN)
+    assert missing.json() == {"detail": "this server does not offer GET audit"}
+
+
 @pytest.mark.parametrize("body", [b"", b"\xff\xff\xff", b"null", b"[]", b'{"model_id": 3}'])
 async def test_garbage_is_refused_in_one_line(world: World, body: bytes) -> None:
     paths = ("create_model", "forward_backward", "optim_step", "asample", "retrieve_future", "load_weights")
