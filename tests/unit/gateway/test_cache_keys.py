@@ -152,6 +152,14 @@ def test_nothing_else_in_the_runtime_asks_an_engine() -> None:
         if asks(text := path.read_text())
     }
     assert found == dict.fromkeys(
-        ["openclaw/engine/client.py", "openclaw/judge/client.py", "openclaw/gate/plugin.py", "openclaw/gate/proof.py"],
+        [
+            *(
+                "openclaw/engine/client.py",
+                "openclaw/judge/client.py",
+                "openclaw/gate/plugin.py",
+                "openclaw/gate/proof.py",
+            ),
+            "openclaw/tinker/sampler.py",
+        ],
         True,
     )
