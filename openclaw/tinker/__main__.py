@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from contextlib import closing
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ from groundwork.process import Stopped, StopRequested, watch_lifeline
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.exceptions import OpenClawError
 from slime.args import Arguments
+from slime.clients.arguments import client_arguments
 from slime.exceptions import SlimeError
 
 if TYPE_CHECKING:
@@ -82,16 +84,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve until a signal arrives; return the exit status."""
     watch_lifeline()
-    from slime.ray.clients import client_arguments
-
-    try:
-        import tinker  # noqa: F401
-    except ImportError:
-        print(
-            "openclaw.tinker: the package tinker is missing; type: pip install 'openclaw-rl[tinker]'", file=sys.stderr
-        )
-        return WRONG
     args = client_arguments(sys.argv[1:] if argv is None else argv, add_flags)
+    missing = [name for name in ("ray", "sglang", "tinker", "torch", "zstandard") if find_spec(name) is None]
+    if missing:
+        print(f"openclaw-rl tinker: this environment lacks {', '.join(missing)}; see scripts/setup.sh", file=sys.stderr)
+        return WRONG
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     stop = StopRequested().install()
     try:
@@ -100,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Stopped:
         return stop.exit_code
     except (OpenClawError, SlimeError, ConfigError, OSError) as error:
-        print(f"openclaw.tinker: {error}", file=sys.stderr)
+        print(f"openclaw-rl tinker: {error}", file=sys.stderr)
         return WRONG if isinstance(error, ConfigError) else FAILED
 
 
