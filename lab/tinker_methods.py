@@ -29,10 +29,11 @@ answers. `tests/integration/test_tinker_methods.py` calls each and writes this p
 def settled(value: Any) -> Any:
     """Return what a future or an awaitable leads to."""
     for _ in range(3):
-        if inspect.isawaitable(value) and not hasattr(value, "result"):
+        result = getattr(value, "result", None)
+        if callable(result):
+            value = result()
+        elif inspect.isawaitable(value):
             value = asyncio.run(_waited(value))
-        elif hasattr(value, "result") and callable(value.result):
-            value = value.result()
     return value
 
 
@@ -58,7 +59,7 @@ class World:
         self.state = settled(self.training.save_state("state")).path
         self.kept = settled(self.training.save_weights_for_sampler("kept")).path
         self.sampler = settled(self.training.save_weights_and_get_sampling_client())
-        self.rest = self.service.create_rest_client()
+        self.rest: Any = self.service.create_rest_client()
         self.run = self.training.model_id
         self.numbers = iter(range(1000))
 
@@ -73,7 +74,7 @@ class World:
 
 def loss(data: Any, log_probs: Any) -> Any:
     """Return the sum of negative log probabilities, as a custom loss."""
-    total = -sum(each.sum() for each in log_probs)
+    total: Any = -sum(each.sum() for each in log_probs)
     return total, {"mine": float(total.detach())}
 
 
