@@ -67,18 +67,25 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--snapshot-steps",
-        type=int,
+        type=_positive,
         default=8,
         metavar="N",
         help="write a model's state after every N steps; a server that was killed repeats the steps since (default: %(default)s)",
     )
     group.add_argument(
         "--most-models",
-        type=int,
+        type=_positive,
         default=64,
         metavar="N",
         help="models that are trained at a time (default: %(default)s)",
     )
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError("below 1")
+    return number
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -129,7 +136,8 @@ def serve(args: Arguments, config: RuntimeConfig, stop: StopRequested) -> int:
         try:
             asyncio.run(_serve(desk, log, machine.engines, machine.vocabulary, config, stop, thread))
         finally:
-            say("stopping; the state of every model is written")
+            if thread.is_alive():
+                say("stopping; the state of every model is written")
             desk.stop()
             thread.join()
     return stop.exit_code
@@ -148,11 +156,12 @@ async def _serve(
 
     from openclaw.gateway.auth import Keyring
     from openclaw.gateway.guard import Doorway
-    from openclaw.tinker.app import Server, create_app
+    from openclaw.runtime.serve import room_for_connections
+    from openclaw.tinker.app import MOST_SAMPLES, Server, create_app
     from openclaw.tinker.sampler import Sampler
     from slime.utils.run_logs import say
 
-    sampler = Sampler(engines, vocabulary, desk.offer.context)
+    sampler = Sampler(engines, vocabulary, desk.offer.context, room_for_connections(MOST_SAMPLES))
     server = Server(log, desk, sampler, Keyring(config.api_key, config.api_keys_file), Doorway(config))
     loop = asyncio.get_running_loop()
     desk.on_done = lambda identity: _tell(loop, server, identity)

@@ -8,7 +8,7 @@ are kept in memory, and one whose result is gone is asked for again (410). Bodie
 from __future__ import annotations
 
 import asyncio
-import json
+import hashlib
 import logging
 import secrets
 import time
@@ -16,6 +16,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, TypeVar
 
 import zstandard
@@ -24,7 +25,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from openclaw.gateway.auth import Keyring
+from openclaw.gateway.auth import Keyring, sender
 from openclaw.gateway.errors import ApiError
 from openclaw.gateway.guard import Doorway
 from openclaw.ledger.exceptions import LedgerError, UnknownRecordError
@@ -45,7 +46,7 @@ from openclaw.tinker.desk import (
     model_id,
     sampler_id,
 )
-from openclaw.tinker.log import ClientModel, Command, CommandConflictError, CommandLog, KeptWeights
+from openclaw.tinker.log import ClientModel, CommandConflictError, CommandLog, KeptWeights
 from openclaw.tinker.sampler import Sampler, SamplerError
 from openclaw.tinker.wire import PROTOBUF, UserError, pass_of_json, read_pass, sample_result
 
@@ -56,7 +57,9 @@ BODY_BYTES = 64 << 20
 POLL_SECONDS = 20.0
 """How long a request for a result waits; clients give up after 45 s."""
 MOST_SAMPLES = 4096
-"""Requests for samples under way."""
+"""Samples under way."""
+SAMPLES_BYTES = 2048
+"""What a request for samples takes besides its result."""
 KEPT_BYTES = 256 << 20
 """Results of samples that are kept for who asks again."""
 RESULT_SECONDS = 24 * 3600.0
@@ -74,10 +77,16 @@ class _Samples:
 
     owner: str
     sequences: list[str]
+    digest: bytes
     done: asyncio.Event = field(default_factory=asyncio.Event)
     result: bytes | None = None
     problem: tuple[str, str] | None = None
     task: asyncio.Task[None] | None = None
+
+    @property
+    def size(self) -> int:
+        """What it takes in memory, about."""
+        return SAMPLES_BYTES + sum(map(len, self.sequences)) + len(self.result or b"")
 
 
 class Server:
@@ -88,7 +97,7 @@ class Server:
         self._log, self._desk, self._sampler, self._keyring, self._doorway = log, desk, sampler, keyring, doorway
         self._offer: Offer = desk.offer
         self._samples: OrderedDict[str, _Samples] = OrderedDict()
-        self._kept_bytes = 0
+        self._kept_bytes = self._running = 0
         self._waiting: dict[str, asyncio.Event] = {}
         self._seen: dict[str, float] = {}
 
@@ -103,35 +112,34 @@ class Server:
             event.set()
 
     async def sweep(self) -> None:
-        """End what nobody uses any more, in an endless loop."""
+        """End what nobody uses any more, and read the keys again, in an endless loop."""
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
             try:
                 await self._ask(self._sweep)
-            except LedgerError:
+            except Exception:
                 logger.exception("sweeping failed; next try in %.0f s", SWEEP_SECONDS)
 
     def _sweep(self) -> None:
+        self._keyring.reload()
         self._log.forget_results(time.time() - RESULT_SECONDS)
         for kept in self._log.expired_weights():
-            self._drop(kept)
+            self._log.drop_weights(kept)
         now = time.monotonic()
         for session, owner in self._log.open_sessions():
             if now - self._seen.setdefault(session, now) > SILENT_SECONDS:
                 logger.info("session %s gave no sign of life for %.0f h; it ends", session, SILENT_SECONDS / 3600)
                 self._end(session, owner)
+        self._desk.tidy()
 
     def _end(self, session: str, owner: str) -> None:
-        models = self._log.models_of(session)
-        adapters = self._log.end_session(session, owner)
-        self._desk.end(models)
-        for adapter in adapters:
-            self._desk.delete_adapter(adapter)
+        self._log.end_session(session, owner)
+        self._desk.tidy()
         self._seen.pop(session, None)
 
     def _drop(self, kept: KeptWeights) -> None:
-        self._log.drop_weights(kept.path)
-        self._desk.delete(kept)
+        self._log.drop_weights(kept)
+        self._desk.tidy()
 
     # Requests
 
@@ -171,7 +179,7 @@ class Server:
         self._doorway.check(request.headers)
         if "x-api-key" not in request.headers:
             raise ApiError(401, "send the header X-API-Key; the client does if TINKER_API_KEY is set", code="no_key")
-        return self._keyring.check(request.headers).owner
+        return self._keyring.check(request.headers, sender(request.scope)).owner
 
     # Sessions
 
@@ -246,7 +254,7 @@ class Server:
         """Pass over data."""
         body, owner = await self.body(request), self.owner(request)
         if not request.headers.get("content-type", "").startswith(PROTOBUF):
-            body = pass_of_json(body)
+            body = await asyncio.to_thread(pass_of_json, body)
         asked = await asyncio.to_thread(read_pass, body)
         return await self._submit(asked.model, owner, _number(asked.number), PASS, body)
 
@@ -289,11 +297,15 @@ class Server:
         adapter = None
         if asked.model_path is not None:
             adapter = await self._adapter(asked.model_path, owner)
-        elif asked.base_model != self._offer.name:
-            raise UserError(f"base_model {asked.base_model!r}: this server has {self._offer.name!r}")
+        else:
+            self._check_base(asked.base_model)
         sampler = sampler_id(asked.session_id, asked.sampling_session_seq_id)
         await self._ask(self._log.add_sampler, sampler, owner, asked.session_id, asked.model_path, adapter)
         return {"type": "create_sampling_session", "sampling_session_id": sampler}
+
+    def _check_base(self, name: str | None) -> None:
+        if name != self._offer.name:
+            raise UserError(f"base_model {name!r}: this server has {self._offer.name!r}")
 
     async def _adapter(self, path: str, owner: str) -> str:
         kept = await self._ask(self._log.weights, path, owner)
@@ -309,42 +321,61 @@ class Server:
 
     async def sample(self, request: Request) -> Any:
         """Begin a request for samples; sending it again is the same request."""
-        owner = self.owner(request)
-        asked = bodies.parse(bodies.Sample, await self.body(request))
+        owner, body = self.owner(request), await self.body(request)
+        asked = await asyncio.to_thread(bodies.parse, bodies.Sample, body)
         if asked.sampling_session_id is not None:
             identity = f"{asked.sampling_session_id}:{asked.seq_id}" if asked.seq_id is not None else _fresh()
             _, adapter = await self._ask(self._log.sampler, asked.sampling_session_id, owner)
         else:
             identity = _fresh()
             adapter = await self._adapter(asked.model_path, owner) if asked.model_path else None
+            if adapter is None:
+                self._check_base(asked.base_model)
+        digest = hashlib.sha256(body).digest()
         there = self._samples.get(identity)
+        if there is not None and there.digest != digest:
+            raise ApiError(
+                409, f"the request {asked.seq_id} of this sampling session was sent before with other contents"
+            )
         if there is None or there.problem is not None:
-            if sum(not each.done.is_set() for each in self._samples.values()) >= MOST_SAMPLES:
-                raise ApiError(429, f"{MOST_SAMPLES} requests for samples are under way; send it again", retry_after=1)
-            ids = self._sampler.check(asked)
+            if self._running + asked.num_samples > MOST_SAMPLES:
+                raise ApiError(429, f"{MOST_SAMPLES} samples are under way; send it again", retry_after=1)
+            ids = await asyncio.to_thread(self._sampler.check, asked)
+            self._forget(identity)
             names = [f"{identity}:{number}" for number in range(asked.num_samples)]
-            there = self._samples[identity] = _Samples(owner, names)
+            there = self._samples[identity] = _Samples(owner, names, digest)
+            self._running += asked.num_samples
             there.task = asyncio.create_task(self._sample(there, asked, ids, adapter))
+            there.task.add_done_callback(partial(self._sampled, there))
         return {"request_id": f"sample:{identity}", "sample_sequence_ids": there.sequences}
 
     async def _sample(self, samples: _Samples, asked: bodies.Sample, ids: list[int], adapter: str | None) -> None:
         try:
             sampled = await self._sampler.sample(asked, ids, adapter, samples.owner)
             samples.result = await asyncio.to_thread(sample_result, sampled)
-        except UserError as error:
-            samples.problem = (USER, str(error))
-        except SamplerError as error:
-            samples.problem = (SERVER, str(error))
-        except Exception as error:
+        except* UserError as group:
+            samples.problem = (USER, str(group.exceptions[0]))
+        except* SamplerError as group:
+            samples.problem = (SERVER, str(group.exceptions[0]))
+        except* Exception as group:
             logger.exception("sampling failed")
-            samples.problem = (SERVER, f"{type(error).__name__}: {error}")
+            samples.problem = (SERVER, f"{type(group.exceptions[0]).__name__}: {group.exceptions[0]}")
+
+    def _sampled(self, samples: _Samples, task: asyncio.Task[None]) -> None:
+        """Tell that a request for samples has ended, also one that was cancelled before it began."""
+        self._running -= len(samples.sequences)
+        self._kept_bytes += samples.size
         samples.done.set()
-        self._kept_bytes += len(samples.result or b"")
-        for identity in list(self._samples):
-            if self._kept_bytes <= KEPT_BYTES:
+        while self._kept_bytes > KEPT_BYTES and (oldest := next(iter(self._samples))):
+            if not self._samples[oldest].done.is_set():
                 break
-            if self._samples[identity].done.is_set():
-                self._kept_bytes -= len(self._samples.pop(identity).result or b"")
+            self._forget(oldest)
+
+    def _forget(self, identity: str) -> None:
+        """Let go of a request for samples that is done; a no-op if there is none."""
+        samples = self._samples.pop(identity, None)
+        if samples is not None and samples.done.is_set():
+            self._kept_bytes -= samples.size
 
     async def cancel(self, request: Request) -> Any:
         """Let go of a request for samples; a no-op for any other."""
@@ -352,7 +383,6 @@ class Server:
         samples = self._samples.get(asked.request_id.removeprefix("sample:"))
         if samples is not None and samples.owner == self.owner(request) and not samples.done.is_set():
             samples.problem = (USER, "the request was cancelled")
-            samples.done.set()
             if samples.task is not None:
                 samples.task.cancel()
         return {}
@@ -374,27 +404,22 @@ class Server:
                 category, reason = samples.problem
                 return {"error": reason, "category": category}
             return Response(samples.result, media_type=PROTOBUF)
-        event = self._waiting.setdefault(identity, asyncio.Event())
-        command = await self._command(identity, owner)
+        command = await self._ask(self._log.command, identity, owner)
         if command.state == "waiting":
-            if not await _within(event.wait()):
-                return again
-            command = await self._command(identity, owner)
+            event = self._waiting.setdefault(identity, asyncio.Event())
+            command = await self._ask(
+                self._log.command, identity, owner
+            )  # it may have ended before the event was there
+            if command.state == "waiting" and await _within(event.wait()):
+                command = await self._ask(self._log.command, identity, owner)
             if command.state == "waiting":
                 return again
-        self._waiting.pop(identity, None)
+            self._waiting.pop(identity, None)
         if command.result is None:
             raise ApiError(410, "this result is older than a day and not kept", code="gone")
         if command.kind == PASS and command.state == "done":
             return Response(command.result, media_type=PROTOBUF)
         return Response(command.result, media_type="application/json")
-
-    async def _command(self, identity: str, owner: str) -> Command:
-        try:
-            return await self._ask(self._log.command, identity, owner)
-        except UnknownRecordError:
-            self._waiting.pop(identity, None)
-            raise
 
     # Lists
 
@@ -454,9 +479,7 @@ class Server:
     async def expire_checkpoint(self, request: Request) -> Any:
         """Let weights expire."""
         kept = await self._kept(request)
-        seconds = json.loads(await self.body(request)).get("ttl_seconds")
-        if seconds is not None and not (isinstance(seconds, int) and seconds > 0):
-            raise UserError("ttl_seconds is a number of seconds above 0, or null for never")
+        seconds = bodies.parse(bodies.TimeToLive, await self.body(request)).ttl_seconds
         await self._ask(self._log.expire_weights, kept.path, None if seconds is None else time.time() + seconds)
         return Response(status_code=204)
 

@@ -16,18 +16,20 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from groundwork.people import mark_of
 from groundwork.private_files import private_folder
+from groundwork.process import Stopped
 from openclaw.ledger.exceptions import UnknownRecordError
 from openclaw.tinker.log import ClientModel, Command, CommandLog, KeptWeights
 from openclaw.tinker.requests import AdamParams, CreateModel, LoadWeights, OptimStep, SaveForSampler, SaveWeights, parse
 from openclaw.tinker.wire import UserError, pass_result, read_pass
 from slime.clients.models import ATTENTION, HEAD, AdamSettings, DataError, Datum, ModelPlan, Passed, complete
-from slime.exceptions import CheckpointError, RankLostError
+from slime.exceptions import CheckpointError, LostError, TrainerError
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +43,8 @@ CREATE, LOAD_MODEL, LOAD, PASS, STEP, SAVE, SAVE_FOR_SAMPLER, SAVE_ELSEWHERE = (
     "save_weights_for_sampler",
     "save_weights_external",
 )
+CHANGING = (CREATE, LOAD_MODEL, LOAD, PASS, STEP)
+"""Commands that change their model, and are repeated after its snapshot."""
 USER, SERVER = "user", "server"
 """Whose fault a failure is."""
 STREAK = 8
@@ -48,6 +52,10 @@ STREAK = 8
 TRIES = 3
 """Of a command under which ranks died."""
 IDLE_SECONDS = 0.5
+SNAPSHOT_BYTES = 256 << 20
+"""Of bodies after which a model's state is written, whatever its steps."""
+KEPT_ADAPTERS = 16
+"""Adapters without a name that can be sampled from, for each model."""
 
 
 class Machine(Protocol):
@@ -85,6 +93,10 @@ class Machine(Protocol):
 
     def export(self, model: str, version: int) -> str:
         """Write a model's adapter to where engines read it, and return its name."""
+        ...
+
+    def adapters(self) -> Sequence[str]:
+        """Return the names of the adapters that engines may read."""
         ...
 
     def place_of(self, adapter: str) -> Path:
@@ -125,10 +137,18 @@ class Offer:
 
 @dataclass
 class _Trained:
-    """A model on the ranks: why its gradient is not whole, steps since its snapshot, and why its state is lost."""
+    """A model on the ranks.
+
+    Attributes:
+        broken: why its gradient is not whole.
+        steps: since its snapshot.
+        bytes: of the bodies since then.
+        lost: why its state is.
+    """
 
     broken: str | None = None
     steps: int = 0
+    bytes: int = 0
     lost: str | None = None
 
 
@@ -161,8 +181,9 @@ class Desk:
         """Run the commands of ``log`` on ``machine``; nothing runs before :meth:`run`."""
         self._log, self._machine, self.offer, self.on_done, self._clock = log, machine, offer, on_done, clock
         self._models: dict[str, _Trained] = {}
-        self._ended: set[str] = set()
-        self._awake, self._stopping = threading.Event(), threading.Event()
+        self._began = self._restored = False
+        """Whether the ranks had models before, and have them as the log says."""
+        self._awake, self._stopping, self._untidy = threading.Event(), threading.Event(), threading.Event()
         self._kinds: dict[str, Callable[[Command], Outcome]] = {
             CREATE: self._create,
             LOAD_MODEL: self._load_model,
@@ -178,22 +199,23 @@ class Desk:
 
     def run(self) -> None:
         """Run commands until :meth:`stop`, then write the state of every model."""
-        self._restore_all()
         last, streak = "", 0
-        while not self._stopping.is_set():
-            self._awake.clear()
-            waiting = self._log.next_commands()
-            if not waiting:
+        with suppress(Stopped):
+            self._restore_all()
+            while not self._stopping.is_set():
+                self._awake.clear()
                 self._let_go_of_ended()
-                self._awake.wait(IDLE_SECONDS)
-                continue
-            again = [command for command in waiting if command.model == last]
-            others = [command for command in waiting if command.model != last]
-            command = again[0] if again and (streak < STREAK or not others) else others[0]
-            streak = streak + 1 if command.model == last else 1
-            last = command.model
-            self._run(command)
-        for name, model in self._models.items():
+                waiting = self._log.next_commands()
+                if not waiting:
+                    self._awake.wait(IDLE_SECONDS)
+                    continue
+                again = [command for command in waiting if command.model == last]
+                others = [command for command in waiting if command.model != last]
+                command = again[0] if again and (streak < STREAK or not others) else others[0]
+                streak = streak + 1 if command.model == last else 1
+                last = command.model
+                self._run(self._log.whole(command))
+        for name, model in self._models.items() if self._restored else ():
             if model.steps and model.broken is None and model.lost is None:
                 self._snapshot(name)
 
@@ -206,68 +228,88 @@ class Desk:
         self._stopping.set()
         self._awake.set()
 
-    def end(self, models: Sequence[str]) -> None:
-        """Let the thread forget models that are used no more."""
-        self._ended.update(models)
+    def tidy(self) -> None:
+        """Let the thread forget models of ended sessions, and delete what nothing names any more."""
+        self._untidy.set()
         self.wake()
 
-    def delete(self, kept: KeptWeights) -> None:
-        """Delete saved weights that the log has no more."""
-        if kept.kind == "training":
-            shutil.rmtree(kept.place, ignore_errors=True)
-        else:
-            self.delete_adapter(kept.place)
-
-    def delete_adapter(self, adapter: str) -> None:
-        """Delete an adapter that nobody samples from any more."""
-        shutil.rmtree(self._machine.place_of(adapter), ignore_errors=True)
-
     def _let_go_of_ended(self) -> None:
-        while self._ended:
-            model = self._ended.pop()
-            if self._models.pop(model, None) is not None:
+        """Forget models of ended sessions, and delete folders that the log does not name.
+
+        Here, because the thread that makes folders is the one that deletes them.
+        """
+        if not self._untidy.is_set():
+            return
+        self._untidy.clear()
+        live = {model.id for model in self._log.live_models()}
+        try:
+            for model in self._models.keys() - live:
                 self._machine.drop(model)
-            shutil.rmtree(self._snapshots(model), ignore_errors=True)
+                del self._models[model]
+        except TrainerError:
+            logger.exception("a training rank failed; all models are restored")
+            self._restored = False
+        kept, adapters = self._log.places()
+        for adapter in set(self._machine.adapters()) - adapters:
+            shutil.rmtree(self._machine.place_of(adapter), ignore_errors=True)
+        marks = {mark_of(model) for model in live}
+        snapshots = [each for each in _folders(self.offer.folder / "snapshots") if each.name not in marks]
+        weights = [each for model in _folders(self.offer.folder / "weights") for each in _folders(model)]
+        for folder in [*snapshots, *(each for each in weights if str(each) not in kept)]:
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _run(self, command: Command) -> None:
         """Run a command and record what it gave."""
-        try:
-            outcome = self._outcome(command)
-        except (UserError, DataError) as error:
-            self._fail(command, USER, str(error))
-            return
-        except RankLostError as error:
-            self._fail(command, SERVER, f"the training ranks died {TRIES} times under this request: {error}")
-            return
-        except Exception as error:
-            logger.exception("%s of %s failed", command.kind, command.model)
-            self._fail(command, SERVER, f"{type(error).__name__}: {error}")
-            return
-        self._log.finish(command, outcome.result, facts=outcome.facts, kept=outcome.kept)
-        self.on_done(command.id)
+        for attempt in range(1, TRIES + 1):
+            self._restore_all()
+            try:
+                outcome = self._kinds[command.kind](command)
+                break
+            except (UserError, DataError) as error:
+                self._fail(command, USER, str(error))
+                return
+            except LostError as error:
+                logger.exception("a training rank died (attempt %d)", attempt)
+                self._restored = False
+                if attempt == TRIES:
+                    self._fail(command, SERVER, f"the training ranks died {TRIES} times under this request: {error}")
+                    return
+            except Stopped:
+                raise
+            except Exception as error:
+                logger.exception("%s of %s failed", command.kind, command.model)
+                self._restored = self._restored and not isinstance(error, TrainerError)  # ranks may be out of step
+                self._fail(command, SERVER, f"{type(error).__name__}: {error}")
+                return
+        else:
+            raise AssertionError("the last attempt returns")
         model = self._models[command.model]
-        if outcome.snapshot or model.steps >= self.offer.snapshot_steps:
+        repeated = _changes(command)
+        model.bytes += len(command.body or b"") if repeated else 0
+        self._log.finish(command, outcome.result, facts=outcome.facts, kept=outcome.kept, repeated=repeated)
+        self.on_done(command.id)
+        if outcome.snapshot or model.steps >= self.offer.snapshot_steps or model.bytes > SNAPSHOT_BYTES:
             self._snapshot(command.model, command.number)
 
-    def _outcome(self, command: Command) -> Outcome:
-        """Return what a command gives, if need be on new ranks."""
-        attempt = 1
-        while True:
-            try:
-                return self._kinds[command.kind](command)
-            except RankLostError:
-                logger.exception("a training rank died (attempt %d)", attempt)
-                self._begin_again()
-                attempt += 1
-                if attempt > TRIES:
-                    raise
-
     def _fail(self, command: Command, category: str, reason: str) -> None:
-        if command.kind == PASS and (model := self._models.get(command.model)) is not None:
-            model.broken = reason
+        """Record why a command failed; a failed pass or step leaves what :meth:`_failed_before` says."""
         body = json.dumps({"error": reason, "category": category}).encode()
         self._log.finish(command, body, failed=True)
+        if self._restored and (model := self._models.get(command.model)) is not None:
+            try:
+                self._failed_before(command, model, reason)
+            except TrainerError:
+                logger.exception("a training rank failed; all models are restored")
+                self._restored = False
         self.on_done(command.id)
+
+    def _failed_before(self, command: Command, model: _Trained, reason: str) -> None:
+        """Do to a model what a failed command leaves: no whole gradient after a pass, none after a step."""
+        if command.kind == PASS and _changes(command):
+            model.broken = reason
+        elif command.kind == STEP:
+            model.broken = None
+            self._machine.drop_gradient(command.model)
 
     # State
 
@@ -279,55 +321,65 @@ class Desk:
         if number is None:
             number = next(model.next for model in self._log.live_models() if model.id == name) - 1
         folder = self._snapshots(name)
-        private_folder(folder)
         try:
+            private_folder(folder)
             self._machine.write(name, folder / str(number))
         except (CheckpointError, OSError):
             logger.exception("the state of %s could not be written; its commands stay in the log", name)
             return
+        except TrainerError:
+            logger.exception("a training rank failed; all models are restored")
+            self._restored = False
+            return
         self._log.snapshot(name, number, str(folder / str(number)))
-        self._models[name].steps = 0
+        self._models[name].steps = self._models[name].bytes = 0
         for old in folder.iterdir():
             if old.name != str(number):
                 shutil.rmtree(old, ignore_errors=True)
 
     def _restore_all(self) -> None:
-        for model in self._log.live_models():
-            self._restore(model)
+        """Bring every model to where its log is, unless they are there; on new ranks, again if these die meanwhile.
 
-    def _begin_again(self) -> None:
-        self._machine.begin_again()
-        self._models.clear()
-        self._restore_all()
+        Raises:
+            LostError: ranks died `TRIES` times.
+        """
+        for attempt in range(1, TRIES + 1):
+            if self._restored:
+                return
+            try:
+                if self._began:
+                    self._machine.begin_again()
+                self._began = True
+                self._models.clear()
+                for model in self._log.live_models():
+                    self._restore(model, last=attempt == TRIES)
+                self._restored = True
+            except TrainerError:
+                logger.exception("a training rank failed while models were restored (attempt %d)", attempt)
+                if attempt == TRIES:
+                    raise
 
-    def _restore(self, model: ClientModel) -> None:
-        """Bring a model to where its log is."""
-        trained = self._models[model.id] = _Trained()
+    def _restore(self, model: ClientModel, *, last: bool) -> None:
+        """Bring a model to where its log is; ``last``: what fails once more makes it lost, so that the others go on."""
+        self._models[model.id] = _Trained()
         try:
             if model.snapshot is not None:
                 self._machine.read(model.id, Path(model.snapshot))
-            repeated = [command for command in self._log.after_snapshot(model) if self._changes(command)]
-            for command in repeated:
+            for number in self._log.after_snapshot(model):
+                command = self._log.whole(self._log.numbered(model.id, number))
+                if command.body is None or not _changes(command):
+                    continue
                 if command.state == "done":
                     self._kinds[command.kind](command)
-                elif command.kind == PASS:
-                    trained.broken = json.loads(command.result or b"{}").get("error", "an earlier request failed")
                 else:
-                    trained.broken = None
-                    self._machine.drop_gradient(model.id)
-            if repeated:
-                logger.info("%s: %d commands were repeated after its snapshot", model.id, len(repeated))
-        except RankLostError:
-            raise
+                    reason = json.loads(command.result or b"{}").get("error", "an earlier request failed")
+                    self._failed_before(command, self._models[model.id], reason)
         except Exception as error:
+            if isinstance(error, LostError | Stopped) or (isinstance(error, TrainerError) and not last):
+                raise
             logger.exception("the state of %s is lost", model.id)
-            trained.lost = f"the server could not restore this model ({error}); create one from its saved weights"
-
-    def _changes(self, command: Command) -> bool:
-        """Return whether a command changes its model; a failed pass or step changes what the next step does."""
-        if command.kind == PASS and command.body is not None and command.state == "done":
-            return not read_pass(command.body).forward_only
-        return command.kind in (CREATE, LOAD_MODEL, LOAD, PASS, STEP) and command.body is not None
+            lost = f"the server could not restore this model ({error}); create one from its saved weights"
+            self._models[model.id].lost = lost
 
     def _trained(self, command: Command) -> _Trained:
         """Return a command's model.
@@ -437,11 +489,10 @@ class Desk:
         settings = AdamSettings(
             *(adam.learning_rate, adam.beta1, adam.beta2, adam.eps, adam.weight_decay, adam.grad_clip_norm)
         )
-        broken, model.broken = model.broken, None
-        if broken is not None:
-            self._machine.drop_gradient(command.model)
+        if model.broken is not None:
             raise UserError(
-                f"no step was taken, because a pass before it failed ({broken}); its gradient was dropped, so send the passes again"
+                f"no step was taken, because a pass before it failed ({model.broken}); its gradient was dropped, so send the "
+                "passes again"
             )
         norm = self._machine.optimizer_step(command.model, settings)
         if not math.isfinite(norm):
@@ -459,8 +510,9 @@ class Desk:
         self._check_new(path, command, asked.overwrite)
         folder = self.offer.folder / "weights" / mark_of(command.model)
         private_folder(folder)
-        self._machine.write(command.model, folder / name)
-        kept = self._kept(path, command, "training", str(folder / name), asked)
+        place = folder / f"{command.number:06d}"  # no name of a program's, which might end as our temporary folders do
+        self._machine.write(command.model, place)
+        kept = self._kept(path, command, "training", str(place), asked)
         return Outcome(_json({"path": path, "type": SAVE}), kept=kept)
 
     def _save_for_sampler(self, command: Command) -> Outcome:
@@ -472,7 +524,8 @@ class Desk:
             adapter = self._machine.export(command.model, command.number)
             session = self._log.session_of(command.model)
             sampler = sampler_id(session, asked.sampling_session_seq_id)
-            self._log.add_sampler(sampler, self._log.owner_of(command.model), session, None, adapter)
+            owner = self._log.owner_of(command.model)
+            self._log.add_sampler(sampler, owner, session, None, adapter, model=command.model, most=KEPT_ADAPTERS)
             return Outcome(_json({"sampling_session_id": sampler, "type": SAVE_FOR_SAMPLER}))
         name = asked.path or f"{command.number:06d}"
         path = f"tinker://{command.model}/sampler_weights/{name}"
@@ -493,6 +546,15 @@ class Desk:
         facts = {**self._log.facts_of(command.model), "user_metadata": asked.user_metadata}
         expires = None if asked.ttl_seconds is None else now + asked.ttl_seconds
         return KeptWeights(path, self._log.owner_of(command.model), command.model, kind, place, facts, now, expires)
+
+
+def _folders(place: Path) -> list[Path]:
+    return [each for each in place.iterdir() if each.is_dir()] if place.is_dir() else []
+
+
+def _changes(command: Command) -> bool:
+    """Return whether a command may change its model."""
+    return command.kind in CHANGING and not (command.kind == PASS and read_pass(command.body or b"").forward_only)
 
 
 def sampler_id(session: str, number: int) -> str:

@@ -40,7 +40,7 @@ class Command:
         model: id of the model.
         number: in the model's order.
         kind: what it does.
-        body: of the request; None once a snapshot contains it.
+        body: of the request; None where it was not asked for, and once nothing repeats it.
         state: ``waiting``, ``done`` or ``failed``.
         result: of a done command, as it is sent; of a failed one the reason. None while it waits, and when it is old.
     """
@@ -146,6 +146,7 @@ TABLES = (
         id TEXT PRIMARY KEY,
         owner TEXT NOT NULL,
         session_id TEXT NOT NULL REFERENCES client_sessions(id),
+        model_id TEXT,
         path TEXT,
         adapter TEXT
     )""",
@@ -220,8 +221,8 @@ class CommandLog:
         rows = self._database.rows("SELECT id FROM client_samplers WHERE session_id = ?", (session,))
         return name, self.models_of(session), [row["id"] for row in rows]
 
-    def end_session(self, session: str, owner: str) -> list[str]:
-        """Let a session end, and return the adapters without a name that nobody can ask for any more.
+    def end_session(self, session: str, owner: str) -> None:
+        """Let a session end; what its commands and samplers named goes.
 
         Raises:
             UnknownRecordError: there is none.
@@ -229,12 +230,12 @@ class CommandLog:
         with self._database.transaction() as connection:
             self._one("client_sessions", session, owner)
             connection.execute("UPDATE client_sessions SET ended = 1 WHERE id = ?", (session,))
-            rows = connection.execute(
-                "SELECT adapter FROM client_samplers WHERE session_id = ? AND path IS NULL AND adapter IS NOT NULL",
-                (session,),
-            ).fetchall()
             connection.execute("DELETE FROM client_samplers WHERE session_id = ?", (session,))
-        return [row["adapter"] for row in rows]
+            connection.execute(
+                "UPDATE client_commands SET body = NULL"
+                " WHERE model_id IN (SELECT id FROM client_models WHERE session_id = ?) AND body IS NOT NULL",
+                (session,),
+            )
 
     def models_of(self, session: str) -> list[str]:
         """Return the models of a session."""
@@ -281,12 +282,22 @@ class CommandLog:
         return Command(identity, model, number, kind, body, "waiting", None)
 
     def next_commands(self) -> list[Command]:
-        """Return the command that runs next of each model that has one, the longest waiting first."""
+        """Return the command that runs next of each model that has one, the longest waiting first; without their bodies."""
         rows = self._database.rows(
-            "SELECT client_commands.* FROM client_commands JOIN client_models ON client_models.id = model_id"
+            f"SELECT {SLIM} FROM client_commands JOIN client_models ON client_models.id = model_id"
+            " JOIN client_sessions ON client_sessions.id = session_id AND NOT ended"
             " WHERE state = 'waiting' AND number = client_models.next ORDER BY client_commands.rowid"
         )
         return [_as_command(row) for row in rows]
+
+    def whole(self, command: Command) -> Command:
+        """Return a command with its body."""
+        return _as_command(self._database.rows("SELECT * FROM client_commands WHERE id = ?", (command.id,))[0])
+
+    def numbered(self, model: str, number: int) -> Command:
+        """Return a model's command of a number, without its body."""
+        sql = f"SELECT {SLIM} FROM client_commands WHERE model_id = ? AND number = ?"
+        return _as_command(self._database.rows(sql, (model, number))[0])
 
     def finish(
         self,
@@ -294,6 +305,7 @@ class CommandLog:
         result: bytes,
         *,
         failed: bool = False,
+        repeated: bool = True,
         facts: Mapping[str, Any] | None = None,
         kept: KeptWeights | None = None,
     ) -> None:
@@ -303,6 +315,7 @@ class CommandLog:
             command: that ran.
             result: as it is sent, or the reason of a failure.
             failed: whether it failed.
+            repeated: whether it is repeated after a snapshot; the body of another one goes.
             facts: of the model, of its creation.
             kept: weights that it saved.
         """
@@ -312,6 +325,8 @@ class CommandLog:
                 "UPDATE client_commands SET state = ?, result = ?, finished_at = ? WHERE id = ?",
                 (state, result, now, command.id),
             )
+            if not repeated:
+                connection.execute("UPDATE client_commands SET body = NULL WHERE id = ?", (command.id,))
             connection.execute("UPDATE client_models SET next = ? WHERE id = ?", (command.number + 1, command.model))
             if facts is not None:
                 connection.execute(
@@ -391,13 +406,21 @@ class CommandLog:
                 (model, number),
             )
 
-    def after_snapshot(self, model: ClientModel) -> list[Command]:
-        """Return the commands that ran after a model's snapshot, in their order."""
+    def after_snapshot(self, model: ClientModel) -> list[int]:
+        """Return the numbers of the commands that ran after a model's snapshot, in their order."""
         rows = self._database.rows(
-            "SELECT * FROM client_commands WHERE model_id = ? AND number > ? AND number < ? ORDER BY number",
+            "SELECT number FROM client_commands WHERE model_id = ? AND number > ? AND number < ? AND body IS NOT NULL"
+            " ORDER BY number",
             (model.id, model.contains, model.next),
         )
-        return [_as_command(row) for row in rows]
+        return [row["number"] for row in rows]
+
+    def places(self) -> tuple[set[str], set[str]]:
+        """Return the folders of saved weights and the adapters that somebody may still ask for."""
+        weights = self._database.rows("SELECT kind, place FROM client_weights")
+        samplers = self._database.rows("SELECT adapter FROM client_samplers WHERE adapter IS NOT NULL")
+        adapters = {row["place"] for row in weights if row["kind"] == "sampler"} | {row["adapter"] for row in samplers}
+        return {row["place"] for row in weights if row["kind"] == "training"}, adapters
 
     # Weights
 
@@ -426,10 +449,12 @@ class CommandLog:
         rows = self._database.rows("SELECT * FROM client_weights WHERE expires_at <= ?", (self._database.clock(),))
         return [_as_weights(row) for row in rows]
 
-    def drop_weights(self, path: str) -> None:
-        """Forget weights; their place is the caller's to delete."""
+    def drop_weights(self, kept: KeptWeights) -> None:
+        """Forget weights, unless others have their path by now."""
         with self._database.transaction() as connection:
-            connection.execute("DELETE FROM client_weights WHERE path = ?", (path,))
+            connection.execute(
+                "DELETE FROM client_weights WHERE path = ? AND created_at = ?", (kept.path, kept.created_at)
+            )
 
     def expire_weights(self, path: str, at: float | None) -> None:
         """Let weights expire at a time, None: never."""
@@ -447,10 +472,20 @@ class CommandLog:
 
     # Samplers
 
-    def add_sampler(self, sampler: str, owner: str, session: str, path: str | None, adapter: str | None) -> None:
+    def add_sampler(
+        self,
+        sampler: str,
+        owner: str,
+        session: str,
+        path: str | None,
+        adapter: str | None,
+        *,
+        model: str | None = None,
+        most: int = 0,
+    ) -> None:
         """Record what a sampling session asks: weights by their path, an adapter without a name, or with neither the base.
 
-        Repeating it changes nothing.
+        Repeating it changes nothing. ``model`` has such an adapter; of its older ones, ``most`` may still be asked for.
 
         Raises:
             CommandConflictError: it was recorded with other weights.
@@ -458,19 +493,26 @@ class CommandLog:
         with self._database.transaction() as connection:
             rows = self._database.rows("SELECT * FROM client_samplers WHERE id = ?", (sampler,))
             if rows:
-                if (rows[0]["owner"], rows[0]["path"]) != (owner, path):
+                if (rows[0]["owner"], rows[0]["path"], rows[0]["model_id"]) != (owner, path, model):
                     raise CommandConflictError(f"the sampling session {sampler} was begun before with other weights")
                 return
             columns = {"id": sampler, "owner": owner, "session_id": session, "path": path, "adapter": adapter}
-            self._database.insert(connection, "client_samplers", columns)
+            self._database.insert(connection, "client_samplers", {**columns, "model_id": model})
+            connection.execute(
+                "UPDATE client_samplers SET adapter = NULL WHERE model_id = ?1 AND rowid NOT IN"
+                " (SELECT rowid FROM client_samplers WHERE model_id = ?1 ORDER BY rowid DESC LIMIT ?2)",
+                (model, most),
+            )
 
     def sampler(self, sampler: str, owner: str) -> tuple[str | None, str | None]:
-        """Return the path and the adapter of a sampling session.
+        """Return the path and the adapter of a sampling session; neither: it asks the base.
 
         Raises:
-            UnknownRecordError: ``owner`` has none of this id.
+            UnknownRecordError: ``owner`` has none of this id, or its weights are not kept any more.
         """
         row = self._one("client_samplers", sampler, owner)
+        if row["model_id"] is not None and row["adapter"] is None:
+            raise UnknownRecordError(f"the weights of {sampler} are not kept any more; ask for a new sampling client")
         return row["path"], row["adapter"]
 
     # Rows
@@ -482,10 +524,12 @@ class CommandLog:
         return rows[0]
 
     def _command(self, condition: str, parameters: Sequence[Any]) -> sqlite3.Row | None:
-        rows = self._database.rows(f"SELECT * FROM client_commands WHERE {condition}", tuple(parameters))
+        rows = self._database.rows(f"SELECT {SLIM}, digest FROM client_commands WHERE {condition}", tuple(parameters))
         return rows[0] if rows else None
 
 
+SLIM = "client_commands.id, model_id, number, kind, NULL AS body, state, result"
+"""Columns of a command without its body, which may be long."""
 NOUNS = {"client_sessions": "session", "client_models": "model", "client_samplers": "sampling session"}
 
 

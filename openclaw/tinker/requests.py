@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from openclaw.tinker.wire import UserError
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 """Of weights."""
 Id = Annotated[str, Field(min_length=1, max_length=256)]
+Number = Annotated[int, Field(ge=0, le=2**62)]
+Seconds = Annotated[int, Field(gt=0, le=10**9)]
+
+
+def _small(value: Any) -> Any:
+    """Return what a program notes about its own things, if it is short and JSON can hold it."""
+    try:
+        text = json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError("it is no JSON") from error
+    if len(text) > METADATA_CHARACTERS:
+        raise ValueError(f"it has {len(text)} characters; at most {METADATA_CHARACTERS}")
+    return value
+
+
+METADATA_CHARACTERS = 16_384
+Metadata = Annotated[dict[str, Any] | None, AfterValidator(_small)]
 
 
 class Body(BaseModel):
@@ -46,11 +64,11 @@ class CreateModel(Body):
     """A new model begins as the base."""
 
     session_id: Id
-    model_seq_id: Annotated[int, Field(ge=0)]
+    model_seq_id: Number
     base_model: str
     lora_config: LoraConfig | None = None
     optimizer_config: OptimizerConfig = OptimizerConfig()
-    user_metadata: dict[str, Any] | None = None
+    user_metadata: Metadata = None
 
 
 class LoadWeights(Body):
@@ -59,12 +77,12 @@ class LoadWeights(Body):
     path: str
     optimizer: bool
     model_id: Id | None = None
-    seq_id: int | None = None
+    seq_id: Number | None = None
     session_id: Id | None = None
-    model_seq_id: int | None = None
+    model_seq_id: Number | None = None
     base_model: str | None = None
     optimizer_config: OptimizerConfig | None = None
-    user_metadata: dict[str, Any] | None = None
+    user_metadata: Metadata = None
     weights_access_token: str | None = None
 
 
@@ -72,25 +90,25 @@ class Numbered(Body):
     """A command of a model, whatever else it says: what is wrong with the rest is its result, so that its number is not missing."""
 
     model_id: Id
-    seq_id: int
+    seq_id: Number
 
 
 class AdamParams(Body):
     """Settings of a step."""
 
-    learning_rate: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1e-4
+    learning_rate: Annotated[float, Field(ge=0, le=1e3)] = 1e-4
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
-    eps: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1e-12
-    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    grad_clip_norm: Annotated[float, Field(allow_inf_nan=False)] = 0.0
+    eps: Annotated[float, Field(ge=1e-30, le=1.0)] = 1e-12
+    weight_decay: Annotated[float, Field(ge=0, le=1e3)] = 0.0
+    grad_clip_norm: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
 
 
 class OptimStep(Body):
     """A step with the gradient so far."""
 
     model_id: Id
-    seq_id: int
+    seq_id: Number
     adam_params: AdamParams | None = None
     optimizer_params: dict[str, Any] | None = None
 
@@ -99,17 +117,17 @@ class SaveWeights(Body):
     """Keep what belongs to a model under a name."""
 
     model_id: Id
-    seq_id: int
+    seq_id: Number
     path: Name | None = None
-    ttl_seconds: Annotated[int, Field(gt=0)] | None = None
+    ttl_seconds: Seconds | None = None
     overwrite: bool = False
-    user_metadata: dict[str, str] | None = None
+    user_metadata: Metadata = None
 
 
 class SaveForSampler(SaveWeights):
     """Let engines answer with a model's adapter, under a name or as a sampling session."""
 
-    sampling_session_seq_id: int | None = None
+    sampling_session_seq_id: Number | None = None
     kind: Literal["snapshot", "inflight"] = "snapshot"
 
 
@@ -125,6 +143,12 @@ class OfWeights(Body):
     tinker_path: str
 
 
+class TimeToLive(Body):
+    """When weights expire; None: never."""
+
+    ttl_seconds: Seconds | None = None
+
+
 class Heartbeat(Body):
     """A program goes on."""
 
@@ -135,7 +159,7 @@ class CreateSampler(Body):
     """A new sampling session, of the base or of saved weights."""
 
     session_id: Id
-    sampling_session_seq_id: int
+    sampling_session_seq_id: Number
     base_model: str | None = None
     model_path: str | None = None
 
@@ -171,7 +195,7 @@ class Sample(Body):
     sampling_params: SamplingParams
     num_samples: Annotated[int, Field(ge=1, le=1024)] = 1
     sampling_session_id: Id | None = None
-    seq_id: int | None = None
+    seq_id: Number | None = None
     base_model: str | None = None
     model_path: str | None = None
     prompt_logprobs: bool | None = None

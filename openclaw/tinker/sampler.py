@@ -23,6 +23,8 @@ BASE = "base"
 """The adapter's name with which an engine answers as its base model."""
 WAIT_SECONDS = 120.0
 PAUSE_SECONDS = 0.5
+WORKED_SECONDS = 5.0
+"""After which an engine that went away had been at work, so that the wait begins anew."""
 ENGINE_SECONDS = 3600.0
 
 
@@ -33,12 +35,12 @@ class SamplerError(Exception):
 class Sampler:
     """Owns the connections to the engines."""
 
-    def __init__(self, url: str, vocabulary: int, context: int) -> None:
-        """``url``: where engines answer; ``vocabulary`` and ``context``: of the model."""
+    def __init__(self, url: str, vocabulary: int, context: int, connections: int) -> None:
+        """``url``: where engines answer; ``vocabulary`` and ``context``: of the model; ``connections``: at a time."""
         self._client = httpx.AsyncClient(
             base_url=url,
             timeout=ENGINE_SECONDS,
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
+            limits=httpx.Limits(max_connections=connections, max_keepalive_connections=64),
             trust_env=False,
         )
         self._vocabulary, self._context = vocabulary, context
@@ -90,7 +92,9 @@ class Sampler:
         """
         scored = bool(asked.prompt_logprobs) or asked.topk_prompt_logprobs > 0
         requests = [self._request(asked, ids, adapter, owner, number) for number in range(asked.num_samples)]
-        answers = await asyncio.gather(*map(self._ask, requests))
+        async with asyncio.TaskGroup() as group:  # one that fails ends the others
+            tasks = [group.create_task(self._ask(request)) for request in requests]
+        answers = [task.result() for task in tasks]
         sequences = [_sequence(asked, answer) for answer in answers]
         meta = answers[0]["meta_info"]
         log_probs: list[float] | None = None
@@ -142,8 +146,9 @@ class Sampler:
         }
 
     async def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        body, deadline = orjson.dumps(request), time.monotonic() + WAIT_SECONDS
+        body, since = orjson.dumps(request), math.inf
         while True:
+            began = time.monotonic()
             try:
                 answer = await self._client.post(
                     "/generate", content=body, headers={"content-type": "application/json"}
@@ -155,7 +160,9 @@ class Sampler:
                     raise UserError(f"the engine refused the request with {problem}")
             except httpx.TransportError as error:
                 problem = repr(error)
-            if time.monotonic() > deadline:
+            now = time.monotonic()
+            since = now if now - began > WORKED_SECONDS else min(since, now)
+            if now - since > WAIT_SECONDS:
                 raise SamplerError(f"no engine answered for {WAIT_SECONDS:.0f} s: {problem}")
             await asyncio.sleep(PAUSE_SECONDS)
 

@@ -101,7 +101,7 @@ def pass_of_json(body: bytes) -> bytes:
                 datum.loss_fn_inputs[name].dense = values.tobytes()
                 datum.loss_fn_inputs[name].dtype = messages.DTYPE_INT64 if whole else messages.DTYPE_FLOAT32
                 datum.loss_fn_inputs[name].shape.extend(tensor.get("shape") or [len(values)])
-    except (ValueError, KeyError, TypeError, OverflowError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, AttributeError, RecursionError) as error:
         raise UserError(f"the body is no ForwardBackwardRequest: {error!r}; send it as protobuf") from error
     return message.SerializeToString()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ class NotedMachine:
         self.vocabulary = 100
         self.models: dict[str, list[Any]] = {}
         self.order: list[str] = []
-        self.starts = 1
+        self.starts, self.exports = 1, 0
         self._folder, self._before = folder, before
 
     def create(self, model: str, plan: ModelPlan) -> None:
@@ -77,9 +78,14 @@ class NotedMachine:
     def export(self, model: str, version: int) -> str:
         """See `Machine`."""
         self._before("export")
-        name = f"adapter-{len(list(self._folder.glob('adapter-*')))}"
+        self.exports += 1
+        name = f"adapter-{self.starts}-{self.exports}-{secrets.token_hex(4)}"
         self.place_of(name).mkdir(parents=True)
         return name
+
+    def adapters(self) -> list[str]:
+        """See `Machine`."""
+        return [each.name for each in self._folder.glob("adapter-*")]
 
     def place_of(self, adapter: str) -> Path:
         """See `Machine`."""
@@ -97,8 +103,8 @@ def offer_of(folder: Path, **changes: Any) -> Offer:
     return Offer(**given | {"modules": ["q_proj", "up_proj"], "folder": folder, "snapshot_steps": 2} | changes)
 
 
-def run_all(log: CommandLog, machine: NotedMachine, folder: Path, **changes: Any) -> Desk:
-    """Run what waits in ``log`` to its end, in this thread, and return the desk."""
+def run_all(log: CommandLog, machine: NotedMachine, folder: Path, *, tidy: bool = False, **changes: Any) -> Desk:
+    """Run what waits in ``log`` to its end, in this thread, and return the desk; ``tidy``: then delete what nothing names."""
     desk = Desk(log, machine, offer_of(folder, **changes))
     waits = desk._awake.wait
 
@@ -108,6 +114,9 @@ def run_all(log: CommandLog, machine: NotedMachine, folder: Path, **changes: Any
 
     desk._awake.wait = stop_when_idle  # type: ignore[method-assign]
     desk.run()
+    if tidy:
+        desk.tidy()
+        desk._let_go_of_ended()
     return desk
 
 

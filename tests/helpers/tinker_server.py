@@ -32,6 +32,22 @@ class TinkerServer:
         """What programs call TINKER_BASE_URL."""
         return f"http://127.0.0.1:{self.port}"
 
+    @property
+    def command(self) -> list[str]:
+        """What starts it."""
+        return [
+            *(sys.executable, "-m", "openclaw.tinker", "--device", "cpu", "--hf-checkpoint", str(self._model)),
+            *("--run-dir", str(self._folder / "run"), "--lora-rank", "8", "--num-gpus", "2"),
+            *("--actor-num-gpus-per-node", "1", "--rollout-num-gpus", "1", "--served-name", self._name),
+            *("--tokenizer-name", str(self._model), *self._flags),
+        ]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """In which it starts."""
+        paths = os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "slime")])
+        return {**os.environ, "PYTHONPATH": paths, "PORT": str(self.port)}
+
     def text(self) -> str:
         """What the server has printed since its last start."""
         return self._log.read_text(errors="replace")
@@ -41,17 +57,9 @@ class TinkerServer:
         self._starts += 1
         self._folder.mkdir(parents=True, exist_ok=True)
         self._log = self._folder / f"server-{self._starts}.log"
-        command = [
-            *(sys.executable, "-m", "openclaw.tinker", "--device", "cpu", "--hf-checkpoint", str(self._model)),
-            *("--run-dir", str(self._folder / "run"), "--lora-rank", "8", "--num-gpus", "2"),
-            *("--actor-num-gpus-per-node", "1", "--rollout-num-gpus", "1", "--served-name", self._name),
-            *("--tokenizer-name", str(self._model), *self._flags),
-        ]
-        paths = os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "slime")])
-        environment = {**os.environ, "PYTHONPATH": paths, "PORT": str(self.port)}
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                command, cwd=self._folder, env=environment, stdout=log, stderr=log, start_new_session=True
+                self.command, cwd=self._folder, env=self.environment, stdout=log, stderr=log, start_new_session=True
             )
         wait_until(self._serves, lambda: f"the server did not come up:\n{self.text()[-3000:]}", START_SECONDS)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -202,6 +203,15 @@ def test_a_killed_rank_and_a_killed_engine_are_replaced(server: TinkerServer, se
     sampler = client.save_weights_and_get_sampling_client().result()
     found = sampler.compute_logprobs(types.ModelInput.from_ints(sentence(5))).result()
     np.testing.assert_allclose(found[1:], scores(client, sentence(5)), atol=1e-3)
+
+
+def test_a_second_server_is_refused_the_folder(server: TinkerServer) -> None:
+    second = subprocess.run(
+        server.command, env=server.environment, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert second.returncode == 2
+    assert "is in use by another run" in second.stderr
+    assert len(second.stderr.strip().splitlines()) == 1
 
 
 def test_the_program_of_the_page_works(server: TinkerServer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -130,7 +130,7 @@ class ClientRank(TrainRank[FSDPPolicy]):
         ``data`` have all inputs of the loss (`slime.clients.models.complete`).
         """
         self._take(model)
-        lengths = [len(datum.tokens) for datum in data]
+        lengths = [len(datum.tokens) + 1 for datum in data]  # see `_inputs`
         ranks = self.process.world_size
         batches = micro_batches_of_ranks(range(len(data)), lengths, ranks, self.args)[self.rank]
         found: dict[int, Tensor] = {}
@@ -248,12 +248,15 @@ class ClientRank(TrainRank[FSDPPolicy]):
         def load() -> None:
             found.update(_meta(place))
             check_same_adapters(self.args, found)
+            if (then := found["hf_checkpoint"]) != str(self.args.hf_checkpoint):
+                raise CheckpointError(f"{place} is of the base {then}: start the server with --hf-checkpoint {then}")
             if found["world_size"] != self.process.world_size:
                 raise CheckpointError(f"{place} is of {found['world_size']} training ranks: use as many")
             copy.read(_training_file(place, self.rank))
 
         on_all_ranks(load)
         self._let_out()
+        self.drop(model)
         copy.put(self._changing())
         copy.close()
         if what != "everything":

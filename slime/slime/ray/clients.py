@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -25,10 +26,12 @@ from slime.arguments.dry_run import missing_at_start
 from slime.arguments.placement import describe_placement
 from slime.checkpoints.checkpoint_folder import fresh_folder, replace_folder
 from slime.clients.models import AdamSettings, Datum, ModelPlan, Passed
+from slime.exceptions import CheckpointError, TrainerError
 from slime.ray.cluster import ray_cluster
 from slime.ray.engine_group import engine_groups
 from slime.ray.engine_pool import EnginePool
 from slime.ray.placement import ReservedPlacement, create_placement, release_placement
+from slime.ray.save_lock import own_folder
 from slime.ray.trainer import RemoteRank, TrainGroup
 from slime.utils.run_logs import begin_logs
 from slime.weight_sync import maker
@@ -104,6 +107,7 @@ class ClientMachine:
             self.context = min(self.context, int(args.sglang_context_length))
         try:
             private_run_folder(Path(args.run_dir))
+            self._resources.enter_context(own_folder("--run-dir", Path(args.run_dir), args))
             begin_logs(Path(args.run_dir), resumes=True)
             self._start()
         except BaseException:
@@ -170,12 +174,17 @@ class ClientMachine:
     def write(self, model: str, folder: Path) -> None:
         """Write all that belongs to a model to ``folder``, in place of an earlier one."""
         temporary = fresh_folder(folder)
-        self._ranks.call(RemoteClientRank.write, model, str(temporary))
+        with _own_errors():
+            self._ranks.call(RemoteClientRank.write, model, str(temporary))
+        for file in temporary.iterdir():  # the log counts on it, also after a power cut
+            with file.open("rb") as written:
+                os.fsync(written.fileno())
         replace_folder(temporary, folder)
 
     def read(self, model: str, folder: Path, what: str = "everything") -> ModelPlan:
         """Begin a model as a folder says; see `slime.clients.rank.ClientRank.read`."""
-        return self._ranks.call(RemoteClientRank.read, model, str(folder), what)[0]
+        with _own_errors():
+            return self._ranks.call(RemoteClientRank.read, model, str(folder), what)[0]
 
     def export(self, model: str, version: int) -> str:
         """Write a model's adapter to where engines read it, and return its name for requests."""
@@ -186,6 +195,24 @@ class ClientMachine:
         replace_folder(temporary, folder)
         return name
 
+    def adapters(self) -> list[str]:
+        """Return the names of the adapters that engines may read."""
+        folders = people_folder(self._args.run_dir).glob("*/*-*")
+        parts = [(each.parent.name, *each.name.partition("-")[::2]) for each in folders if each.suffix == ""]
+        return [adapter_name(int(version), maker(self._args), int(push), mark) for mark, version, push in parts]
+
     def place_of(self, adapter: str) -> Path:
         """Return the folder of an adapter by its name."""
         return folder_of(people_folder(self._args.run_dir), adapter)
+
+
+@contextlib.contextmanager
+def _own_errors() -> Iterator[None]:
+    """Raise what all ranks agree that a folder has, instead of the error that says which rank met it."""
+    try:
+        yield
+    except TrainerError as error:
+        cause = getattr(error.__cause__, "cause", None)
+        if isinstance(cause, CheckpointError):
+            raise cause from error
+        raise

@@ -41,7 +41,7 @@ def own_save_folders(args: Arguments) -> Iterator[None]:
     with ExitStack() as held:
         for flag, folder in (("--save", args.save), ("--critic-save", args.critic_save)):
             if folder:
-                held.enter_context(_lock(flag, Path(folder), this_run(args)))
+                held.enter_context(own_folder(flag, Path(folder), args))
         check_still_free(args)
         yield
 
@@ -55,7 +55,13 @@ def this_run(args: Arguments) -> str:
 
 
 @contextmanager
-def _lock(flag: str, folder: Path, owner: str) -> Iterator[None]:
+def own_folder(flag: str, folder: Path, args: Arguments) -> Iterator[None]:
+    """Lock one folder for the length of the block; ``flag`` named it.
+
+    Raises:
+        ConfigError: another run has it, or it cannot be written to.
+    """
+    owner = this_run(args)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)

@@ -199,6 +199,9 @@ def test_a_folder_of_other_adapters_is_refused(actor: ClientRank, tmp_path: Path
     note.write_text(json.dumps(found | {"adapters": found["adapters"] | {"rank": 64}}))
     with pytest.raises(CheckpointError, match="--lora-rank 64"):
         actor.read("n", str(tmp_path / "state"))
+    note.write_text(json.dumps(found | {"hf_checkpoint": "/models/other"}))
+    with pytest.raises(CheckpointError, match="of the base /models/other"):
+        actor.read("n", str(tmp_path / "state"))
     with pytest.raises(CheckpointError, match="cannot be read"):
         actor.read("n", str(tmp_path / "nothing"))
     assert scored(actor, "m") == before

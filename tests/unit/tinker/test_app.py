@@ -94,7 +94,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
     machine, engine = NotedMachine(tmp_path), Engine()
     log = CommandLog(tmp_path / "commands.sqlite")
     desk = Desk(log, machine, offer_of(tmp_path))
-    sampler = Sampler("http://engine", 100, 32)
+    sampler = Sampler("http://engine", 100, 32, 8)
     sampler._client = httpx.AsyncClient(base_url="http://engine", transport=httpx.MockTransport(engine))
     config = RuntimeConfig(api_keys_file=str(tmp_path / "keys"))
     server = Server(log, desk, sampler, Keyring(None, config.api_keys_file), Doorway(config))
@@ -139,7 +139,9 @@ async def test_a_model_is_trained_saved_and_listed(world: World) -> None:
     assert (await world.client.delete(where, headers=BEN)).status_code == 404
     assert (await world.client.delete(where, headers=ANN)).status_code == 204
     assert (await world.client.get("/api/v1/checkpoints", headers=ANN)).json()["checkpoints"] == []
-    assert list(world.server._desk.offer.folder.glob("weights/*/x")) == []
+    async with asyncio.timeout(10):
+        while list(world.server._desk.offer.folder.glob("weights/*/*")):
+            await asyncio.sleep(0.05)
 
 
 async def test_a_body_of_json_or_packed_by_zstd_is_the_same_command(world: World) -> None:
@@ -234,17 +236,16 @@ async def test_a_session_of_fresh_weights_samples_from_them_until_it_ends(world:
     adapter = world.engine.asked[-1]["lora_path"]
     assert world.machine.place_of(adapter).is_dir()
     assert (await world.post(f"sessions/{session}/finish", {})).status_code == 200
-    assert not world.machine.place_of(adapter).exists()
     assert (await world.post("session_heartbeat", {"session_id": session})).status_code == 410
     assert (await world.post("create_model", json.loads(create_body(session, 5)))).status_code == 410
     async with asyncio.timeout(10):
-        while model in world.machine.models:
+        while model in world.machine.models or world.machine.place_of(adapter).exists():
             await asyncio.sleep(0.05)
 
 
 async def test_an_engine_that_goes_away_is_asked_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("openclaw.tinker.sampler.PAUSE_SECONDS", 0.01)
-    asked = {"prompt": {"chunks": [{"tokens": [1]}]}, "sampling_params": {"max_tokens": 1}}
+    asked = {"base_model": "tiny", "prompt": {"chunks": [{"tokens": [1]}]}, "sampling_params": {"max_tokens": 1}}
     world.engine.statuses = [503, 500]
     assert (await world.result(await world.post("asample", asked))).headers["content-type"] == PROTOBUF
     world.engine.statuses = [400]
@@ -266,7 +267,7 @@ async def test_an_engine_that_goes_away_is_asked_again(world: World, monkeypatch
     ],
 )
 async def test_samples_that_are_not_offered_say_why(world: World, change: dict[str, Any], says: str) -> None:
-    asked = {"prompt": {"chunks": [{"tokens": [1]}]}, "sampling_params": {"max_tokens": 1}}
+    asked = {"base_model": "tiny", "prompt": {"chunks": [{"tokens": [1]}]}, "sampling_params": {"max_tokens": 1}}
     answer = await world.post("asample", asked | change)
     assert answer.status_code == 422
     assert says in answer.json()["detail"]
@@ -282,10 +283,62 @@ async def test_a_result_that_is_not_there_yet_is_asked_for_again(world: World, m
     monkeypatch.setattr(app_module, "POLL_SECONDS", 10.0)
     assert (await world.result(early)).headers["content-type"] == PROTOBUF
     world.engine.hold.clear()
-    asked = {"prompt": {"chunks": [{"tokens": [1]}]}, "sampling_params": {"max_tokens": 1}}
+    asked = {"base_model": "tiny", "prompt": {"chunks": [{"tokens": [1]}]}, "sampling_params": {"max_tokens": 1}}
     sampled = await world.post("asample", asked)
     await world.post("cancel_future", sampled.json())
     assert (await world.result(sampled)).json() == {"error": "the request was cancelled", "category": "user"}
+
+
+async def test_who_guesses_keys_waits_and_nobody_else(world: World) -> None:
+    async def status(key: str, address: str) -> int:
+        headers = {"x-api-key": key, "x-forwarded-for": address}
+        return (await world.client.get("/api/v1/healthz", headers=headers)).status_code
+
+    assert [await status(f"tml-guess-{number}", "203.0.113.9") for number in range(21)][-1] == 429
+    assert await status("tml-ben-key", "203.0.113.9") == 429
+    assert await status("tml-ben-key", "198.51.100.7") == 200
+
+
+async def test_the_same_number_with_other_words_is_refused(world: World) -> None:
+    session = await world.session()
+    base = {"session_id": session, "sampling_session_seq_id": 0, "base_model": "tiny"}
+    sampler = (await world.post("create_sampling_session", base)).json()["sampling_session_id"]
+    asked = {"sampling_session_id": sampler, "seq_id": 1, "sampling_params": {"max_tokens": 1}}
+    await world.post("asample", {**asked, "prompt": {"chunks": [{"tokens": [1]}]}})
+    other = await world.post("asample", {**asked, "prompt": {"chunks": [{"tokens": [2]}]}})
+    assert (other.status_code, other.json()["detail"][:13]) == (409, "the request 1")
+    model = await world.model(session)
+    again = {"model_id": model, "seq_id": 1, "sampling_session_seq_id": 0}
+    clash = await world.result(await world.post("save_weights_for_sampler", again))
+    assert "was begun before with other weights" in clash.json()["error"]
+    wrong = await world.post(
+        "asample", {"base_model": "other", "prompt": {"chunks": [{"tokens": [1]}]}, "sampling_params": {}}
+    )
+    assert "this server has 'tiny'" in wrong.json()["detail"]
+
+
+async def test_values_that_would_break_a_list_are_refused(world: World) -> None:
+    session = await world.session()
+    for body in (
+        create_body(session, user_metadata={"a": float("nan")}),
+        create_body(session, user_metadata={"a": "x" * 20_000}),
+    ):
+        answer = await world.client.post("/api/v1/create_model", content=body, headers=ANN)
+        assert answer.status_code == 422, "of a creation it is said at once"
+    model = await world.model(session)
+    saved = await world.post("save_weights", {"model_id": model, "seq_id": 1, "path": "x", "ttl_seconds": 10**12})
+    assert "ttl_seconds" in (await world.result(saved)).json()["error"]
+    saved = await world.post("save_weights", {"model_id": model, "seq_id": 2, "path": "x"})
+    await world.result(saved)
+    where = f"/api/v1/training_runs/{model}/checkpoints/weights/x/ttl"
+    for wrong in (b"x", b"[]", b'{"ttl_seconds": -1}'):
+        assert (await world.client.put(where, content=wrong, headers=ANN)).status_code == 422
+    assert (await world.client.get("/api/v1/training_runs", headers=ANN)).status_code == 200
+    assert (await world.client.get("/api/v1/checkpoints", headers=ANN)).status_code == 200
+    deep = b'{"forward_backward_input":' + b"[" * 100_000
+    assert (await world.client.post("/api/v1/forward_backward", content=deep, headers=ANN)).status_code == 422
+    huge = await world.post("optim_step", {"model_id": model, "seq_id": 2**70})
+    assert huge.status_code == 422
 
 
 async def test_who_may_not_ask_gets_nothing(world: World) -> None:
@@ -333,11 +386,12 @@ async def test_garbage_is_refused_in_one_line(world: World, body: bytes) -> None
 
 
 async def test_the_results_of_samples_do_not_fill_the_memory(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app_module, "KEPT_BYTES", 200)
-    asked = {"prompt": {"chunks": [{"tokens": [1]}]}, "sampling_params": {"max_tokens": 4}}
+    monkeypatch.setattr(app_module, "KEPT_BYTES", 10_000)
+    asked = {"base_model": "tiny", "prompt": {"chunks": [{"tokens": [1]}]}, "sampling_params": {"max_tokens": 4}}
     answers = [await world.post("asample", asked) for _ in range(20)]
     await world.result(answers[-1])
-    assert world.server._kept_bytes <= 200
+    assert world.server._kept_bytes <= 10_000
+    assert len(world.server._samples) <= 4
     assert (await world.result(answers[0])).status_code == 410, "its client sends it again"
     monkeypatch.setattr(app_module, "MOST_SAMPLES", 0)
     busy = await world.post("asample", asked)

@@ -13,10 +13,11 @@ import pytest
 from tinker.proto.response_conv import deserialize_forward_backward_output
 
 from openclaw.ledger.exceptions import LedgerVersionError, UnknownRecordError
-from openclaw.tinker.desk import CREATE, LOAD_MODEL, PASS, SAVE, SAVE_FOR_SAMPLER, STEP
-from openclaw.tinker.log import CommandConflictError, CommandLog
-from slime.exceptions import RankLostError
-from tests.helpers.tinker_machine import NotedMachine, create_body, pass_body, run_all, step_body
+from openclaw.tinker import desk as desk_module
+from openclaw.tinker.desk import CREATE, LOAD_MODEL, PASS, SAVE, SAVE_FOR_SAMPLER, STEP, Desk
+from openclaw.tinker.log import Command, CommandConflictError, CommandLog
+from slime.exceptions import RankLostError, TrainerError
+from tests.helpers.tinker_machine import NotedMachine, create_body, offer_of, pass_body, run_all, step_body
 
 M, N = "s:train:0", "s:train:1"
 
@@ -247,6 +248,135 @@ def test_bodies_go_once_a_snapshot_contains_them(log: CommandLog, tmp_path: Path
     [model] = log.live_models()
     assert model.contains == 6
     assert [path.name for path in tmp_path.glob("snapshots/*/*")] == ["6"], "one snapshot stays"
+
+
+def test_a_pass_alone_keeps_no_body_and_a_session_that_ends_keeps_nothing(log: CommandLog, tmp_path: Path) -> None:
+    submit(log, 0, CREATE, create_body())
+    forward = submit(log, 1, PASS, pass_body(M, 1, forward_only=True))
+    wrong = submit(log, 2, PASS, pass_body(M, 2, [1000], forward_only=True))
+    train(log, 2, first=3)
+    body = {"model_id": M, "seq_id": 7, "sampling_session_seq_id": 0}
+    submit(log, 7, SAVE_FOR_SAMPLER, json.dumps(body).encode())
+    pending = submit(log, 9, PASS, pass_body(M, 9))
+    machine = NotedMachine(tmp_path)
+    run_all(log, machine, tmp_path)
+    assert log.whole(log.command(forward, "ann")).body is None
+    assert "the id 1000" in told(log, wrong)["error"]
+    assert [deed[0] for deed in machine.models[M]] == ["create", "pass", "step", "pass", "step"], (
+        "it breaks no gradient"
+    )
+    assert machine.adapters()
+    assert list(tmp_path.glob("snapshots/*/*"))
+    log.end_session("s", "ann")
+    assert log.whole(log.command(pending, "ann")).body is None
+    run_all(log, machine, tmp_path, tidy=True)
+    assert not machine.adapters()
+    assert not list(tmp_path.glob("snapshots/*"))
+
+
+def test_only_the_newest_adapters_without_a_name_are_kept(
+    log: CommandLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(desk_module, "KEPT_ADAPTERS", 2)
+    submit(log, 0, CREATE, create_body())
+    for number in range(1, 5):
+        body = {"model_id": M, "seq_id": number, "sampling_session_seq_id": number}
+        submit(log, number, SAVE_FOR_SAMPLER, json.dumps(body).encode())
+    named = json.dumps({"model_id": M, "seq_id": 5, "path": "named"}).encode()
+    submit(log, 5, SAVE_FOR_SAMPLER, named)
+    submit(log, 6, SAVE_FOR_SAMPLER, named.replace(b"5", b"6"))
+    machine = NotedMachine(tmp_path)
+    run_all(log, machine, tmp_path, tidy=True)
+    kept = {log.sampler(f"s:sample:{number}", "ann")[1] for number in (3, 4)}
+    assert set(machine.adapters()) == {*kept, log.weights(f"tinker://{M}/sampler_weights/named", "ann").place}
+    with pytest.raises(UnknownRecordError, match="are not kept any more; ask for a new sampling client"):
+        log.sampler("s:sample:1", "ann")
+
+
+def test_a_name_that_looks_like_a_temporary_folder_deletes_nothing(log: CommandLog, tmp_path: Path) -> None:
+    submit(log, 0, CREATE, create_body())
+    for number, name in enumerate(("a.tmp", "a.old", "a", "a"), 1):
+        body = {"model_id": M, "seq_id": number, "path": name, "overwrite": True}
+        submit(log, number, SAVE, json.dumps(body).encode())
+    run_all(log, NotedMachine(tmp_path), tmp_path, tidy=True)
+    places = [Path(kept.place) for kept in log.all_weights("ann")]
+    assert len(places) == len(set(places)) == 3
+    assert all((place / "model.json").is_file() for place in places)
+    assert len(list(tmp_path.glob("weights/*/*"))) == 3, "what was replaced is gone"
+
+
+# Ends of ranks at bad moments
+
+
+def test_what_a_failure_left_is_the_same_after_a_restart(log: CommandLog, tmp_path: Path) -> None:
+    submit(log, 0, CREATE, create_body())
+    submit(log, 1, PASS, pass_body(M, 1, [1]))
+    submit(log, 2, PASS, pass_body(M, 2, [1000]))
+    run_all(log, NotedMachine(tmp_path), tmp_path)
+    refused = submit(log, 3, STEP, step_body(M, 3))
+    submit(log, 4, PASS, pass_body(M, 4, [4]))
+    wrong = submit(log, 5, STEP, json.dumps({"model_id": M, "seq_id": 5, "adam_params": {"eps": 0}}).encode())
+    run_all(log, NotedMachine(tmp_path), tmp_path)
+    assert "a pass before it failed" in told(log, refused)["error"]
+    assert "eps" in told(log, wrong)["error"]
+    submit(log, 6, PASS, pass_body(M, 6, [6]))
+    submit(log, 7, STEP, step_body(M, 7, 0.7))
+    run_all(log, machine := NotedMachine(tmp_path), tmp_path)
+    assert machine.models[M] == [["create", 4, 1], ["pass", [[6]]], ["step", 0.7]]
+
+
+@pytest.mark.parametrize("deed", ["create", "forward_backward", "optimizer_step", "write", "read"])
+@pytest.mark.parametrize("kind", [RankLostError("rank 0 died", "step"), TrainerError("rank 0 failed: no memory")])
+def test_ranks_may_die_at_any_deed_also_while_models_are_restored(
+    log: CommandLog, tmp_path: Path, deed: str, kind: TrainerError
+) -> None:
+    submit(log, 0, CREATE, create_body())
+    submit(log, 0, CREATE, create_body(number=1), N)
+    ids = [*train(log, 3), *train(log, 3, N)]
+    run_all(log, NotedMachine(tmp_path), tmp_path)
+    more = [*train(log, 2, first=7), *train(log, 2, N, 7)]
+    left = [2]
+
+    def before(done: str) -> None:
+        left[0] -= done == deed
+        if done == deed and left[0] in (0, -1):  # two in a row
+            raise kind
+
+    machine = NotedMachine(tmp_path, before)
+    run_all(log, machine, tmp_path)
+    failed = [each for each in more if log.command(each, "ann").state == "failed"]
+    assert len(failed) <= 4, "a failure of a rank is that of its command, and of the step after a pass"
+    assert {log.command(each, "ann").state for each in ids} == {"done"}
+    again = NotedMachine(tmp_path)
+    run_all(log, again, tmp_path)
+    assert again.models == machine.models
+    for model in (M, N):
+        steps = [deed[1] for deed in again.models[model] if deed[0] == "step"]
+        assert steps[:3] == [0.1, 0.3, 0.5]
+        assert steps == sorted(set(steps)), "no step is missing or there twice"
+
+
+def test_a_model_of_an_ended_session_leaves_although_others_are_busy(log: CommandLog, tmp_path: Path) -> None:
+    log.open_session("t", "ann", None)
+    submit(log, 0, CREATE, create_body())
+    other = log.submit("t:train:0", "ann", 0, CREATE, create_body("t"), session="t")
+    train(log, 4)
+    machine = NotedMachine(tmp_path)
+    desk = Desk(log, machine, offer_of(tmp_path))
+    finish = log.finish
+
+    def finish_and_end(command: Command, *arguments: Any, **keywords: Any) -> None:
+        finish(command, *arguments, **keywords)
+        if command.id == other.id:
+            log.end_session("t", "ann")
+            desk.tidy()
+        if command.number == 8:
+            assert "t:train:0" not in machine.models
+            desk.stop()
+
+    log.finish = finish_and_end  # type: ignore[method-assign]
+    desk.run()
+    assert list(machine.models) == [M]
 
 
 def test_weights_have_one_name_unless_they_may_be_replaced(log: CommandLog, tmp_path: Path) -> None:
