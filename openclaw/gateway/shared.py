@@ -319,6 +319,7 @@ class Lead:
         self._suspects = 0
         self._answers: dict[int, asyncio.Task[None]] = {}
         self._earlier: dict[int, AsyncGenerator[TokenChunk, None]] = {}
+        self._following: dict[int, asyncio.Task[TokenChunk | None]] = {}
 
     def functions(self) -> dict[str, Function]:
         """Return what the worker calls."""
@@ -350,7 +351,10 @@ class Lead:
         """Give back what the worker held, once it is gone and what it had asked for is done."""
         assert self.channel is not None
         for number in list(self._earlier):
-            await self._earlier_stop(number)
+            try:
+                await self._earlier_stop(number)
+            except Exception:
+                logger.exception("a reply of an earlier version did not end well; the rest is given back all the same")
         await self.channel.settled()
         for places in self._places.values():
             for context in places:
@@ -442,10 +446,27 @@ class Lead:
         self._earlier[number] = self._service.earlier.generate(owner, wanted)
 
     async def _earlier_next(self, number: int) -> TokenChunk | None:
-        return await anext(self._earlier[number], None)
+        """Return the next tokens; None: the reply is over, or was stopped."""
+        reply = self._earlier.get(number)
+        if reply is None:
+            return None
+
+        async def following() -> TokenChunk | None:
+            return await anext(reply, None)
+
+        task = self._following[number] = asyncio.create_task(following())
+        await asyncio.wait({task})
+        del self._following[number]
+        return None if task.cancelled() else task.result()
 
     async def _earlier_stop(self, number: int) -> None:
-        await self._earlier.pop(number).aclose()
+        """End a reply, also one whose next tokens are waited for: a generator that runs cannot be closed."""
+        reply, task = self._earlier.pop(number, None), self._following.get(number)
+        if task is not None:
+            task.cancel()
+            await asyncio.wait({task})
+        if reply is not None:
+            await reply.aclose()
 
     # Other routes
 

@@ -7,17 +7,18 @@ import socket
 from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
 
+from lab.testkit.waiting import eventually
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.engine.client import TokenChunk
 from openclaw.exceptions import VersionRefusedError
 from openclaw.gateway.auth import Keyring
 from openclaw.gateway.channel import Channel
-from openclaw.gateway.earlier import Wanted, version_in
+from openclaw.gateway.earlier import EarlierVersions, Wanted, version_in
 from openclaw.gateway.shared import Lead, PassedOn, Shared
 from openclaw.runtime import earlier
 from openclaw.runtime.adapters import forget_adapter
@@ -28,6 +29,8 @@ from tests.helpers.stand_in_earlier import DIES, FULL, HANGS
 from tests.unit.gateway.conftest import Stack, Starter
 
 NAME = "tiny-policy"
+SILENT = "silent"
+"""A version that never gives a token."""
 ASKED = [{"role": "user", "content": "What is 2 + 3?"}]
 
 
@@ -39,6 +42,7 @@ class Kept:
         self.asked: list[tuple[str, Wanted]] = []
         self.refusal: VersionRefusedError | None = None
         self.forgotten = 0
+        self.under_way = 0
 
     async def kept(self, owner: str) -> list[str]:
         return ["3", "0"] if owner == "" else ["0"]
@@ -47,6 +51,12 @@ class Kept:
         self.asked.append((owner, wanted))
         if self.refusal is not None:
             raise self.refusal
+        if wanted.version == SILENT:
+            self.under_way += 1
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.under_way -= 1
         ids = [
             *self._tokenizer.encode(f"Version {wanted.version}.", add_special_tokens=False),
             self._tokenizer.eos_token_id,
@@ -277,7 +287,9 @@ async def test_a_process_that_hangs_is_ended(process: EarlierProcess, monkeypatc
     assert process.process.pid is None
 
 
-async def test_a_worker_gets_them_from_the_process_that_leads(kept: Kept, tokenizer: Any) -> None:
+@pytest.fixture
+async def led(kept: Kept) -> AsyncIterator[tuple[Lead, EarlierVersions]]:
+    """The leading process's side of a channel, and the earlier versions as a worker has them."""
     none: Any = None
     service: Any = SimpleNamespace(earlier=kept, sessions=none, commands=none, engine=none, limits=none)
     service.sessions = service.commands = SimpleNamespace(undelivered=none, answer=none)
@@ -290,15 +302,55 @@ async def test_a_worker_gets_them_from_the_process_that_leads(kept: Kept, tokeni
     await channel.open(theirs)
     shared = Shared.of(channel, PassedOn(), has_earlier=True)
     assert shared.earlier is not None
-    assert await shared.earlier.kept("") == ["3", "0"]
-    assert tokenizer.decode((await read(shared.earlier, "3"))[:-1]) == "Version 3."
+    yield lead, shared.earlier
+    channel.close()
+    lead.channel.close()
+
+
+async def test_a_worker_gets_them_from_the_process_that_leads(
+    led: tuple[Lead, EarlierVersions], kept: Kept, tokenizer: Any
+) -> None:
+    lead, versions = led
+    assert await versions.kept("") == ["3", "0"]
+    assert tokenizer.decode((await read(versions, "3"))[:-1]) == "Version 3."
     kept.refusal = VersionRefusedError("no room", 507)
     with pytest.raises(VersionRefusedError, match="no room"):
-        await read(shared.earlier, "3")
+        await read(versions, "3")
     kept.refusal = None
-    unread = shared.earlier.generate("", wanted("3"))
+    unread = versions.generate("", wanted("3"))
     await anext(unread)
     await lead.give_back()
     assert lead._earlier == {}
-    channel.close()
-    lead.channel.close()
+
+
+async def test_who_hangs_up_while_a_worker_waits_for_tokens_leaves_no_place_taken(
+    led: tuple[Lead, EarlierVersions], kept: Kept
+) -> None:
+    lead, versions = led
+    reading = asyncio.create_task(read(versions, SILENT))
+    await eventually(lambda: (kept.under_way, len(lead._following)), (1, 1))
+    reading.cancel()
+    await eventually(lambda: (kept.under_way, lead._earlier, lead._following), (0, {}, {}))
+
+
+async def test_a_worker_that_dies_while_it_waits_for_tokens_is_given_back_whole(
+    led: tuple[Lead, EarlierVersions], kept: Kept
+) -> None:
+    lead, versions = led
+    readers = [asyncio.create_task(read(versions, SILENT)) for _ in range(2)]
+    await eventually(lambda: len(lead._following), 2)
+    lead._requests["ann"] = 1
+    left: list[str] = []
+
+    async def leave(key: str, tokens: int) -> None:
+        left.append(key)
+
+    lead._service.limits = cast(Any, SimpleNamespace(leave=leave))
+
+    async def broken() -> None:
+        raise RuntimeError("no good end")
+
+    lead._earlier = {0: cast(Any, SimpleNamespace(aclose=broken)), **lead._earlier}
+    await lead.give_back()
+    assert (kept.under_way, lead._earlier, left) == (0, {}, ["ann"])
+    assert await asyncio.gather(*readers) == [[], []]
