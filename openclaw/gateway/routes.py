@@ -148,7 +148,7 @@ def add_status_routes(
     async def healthz(request: Request) -> Response:
         """Report that the gateway takes requests, how long some waited for an engine, and what holds training back.
 
-        If the server has several keys, the numbers of sessions, people and batches are for an admin key.
+        If the server has several keys, the numbers of sessions, people and batches, and that people talk, are for an admin key.
         """
         config = service.config
         body: dict[str, Any] = {"status": "ok", "model": config.model_name}
@@ -158,7 +158,7 @@ def add_status_routes(
         if not may_count(request):
             held = paused(run_dir) if run_dir else None
             why = None if held is None else f"training is paused: {held.why}"
-            note = (why or waiting(run_dir)) if run_dir else None
+            note = (why or waiting(run_dir, to_anybody=True)) if run_dir else None
             return json_response(body | ({} if note is None else {"training": note}))
         body["sessions"] = len(service.sessions)
         note = (paused(run_dir) or waiting(run_dir)) if run_dir else None

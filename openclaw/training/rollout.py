@@ -161,7 +161,7 @@ class LedgerDataSource(DataSource):
         why, now = self.pace.waits(), time.time()
         if why is not None and self._closed_at is None:
             logger.info("%s", why)
-            note_waiting(self.args.run_dir, why)
+            note_waiting(self.args.run_dir, why, of_people=self.pace_settings.when.idle)
             self._closed_at = now
         elif why is None and self._closed_at is not None:
             logger.info("training goes on after %.0f s", now - self._closed_at)

@@ -307,7 +307,7 @@ class Window:
             "certifies": self.variables.gate_certificate,
             "paused": None if self.run.paused is None else _paused(self.run.paused, asked),
             "people_paused": [_paused(note, asked) for note in own.values()],
-            "waiting": None if folder is None else waiting(folder),
+            "waiting": None if folder is None else waiting(folder, to_anybody=asked.owner is not None),
             "judge_error": None if error is None else str(error),
             "certificates": rows[start : start + PAGE],
             "next": start + PAGE if len(rows) > start + PAGE else None,
@@ -407,7 +407,7 @@ class Window:
             "pending": sum(row["pending"] for row in rows),
             "people": shown,
             "left_out": len(rows) - len(shown),
-            "waiting": None if folder is None else waiting(folder),
+            "waiting": None if folder is None else waiting(folder, to_anybody=asked.owner is not None),
             "charts": charts,
         }
 

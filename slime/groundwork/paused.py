@@ -76,19 +76,23 @@ def resume(run_dir: str | Path, person: str | None = None) -> Paused | None:
     return note
 
 
-def note_waiting(run_dir: str | Path, why: str | None) -> None:
-    """Write why a step that is due waits for its time, or remove that with None."""
+def note_waiting(run_dir: str | Path, why: str | None, *, of_people: bool = False) -> None:
+    """Write why a step that is due waits for its time, or remove that with None; ``of_people``: it tells that people talk."""
     path = Path(run_dir, WAITING)
     if why is None:
         path.unlink(missing_ok=True)
     else:
-        write_note(path, {"why": why, "since": time.time()})
+        write_note(path, {"why": why, "since": time.time(), "of_people": of_people})
 
 
-def waiting(run_dir: str | Path) -> str | None:
-    """Return why a step that is due waits for its time; None if none does."""
+def waiting(run_dir: str | Path, *, to_anybody: bool = False) -> str | None:
+    """Return why a step that is due waits for its time; None if none does.
+
+    ``to_anybody``: only what the run's settings say, the hours, and nothing that tells that people talk.
+    """
     try:
-        return str(json.loads(Path(run_dir, WAITING).read_text(encoding="utf-8"))["why"])
+        note = json.loads(Path(run_dir, WAITING).read_text(encoding="utf-8"))
+        return None if to_anybody and note["of_people"] is not False else str(note["why"])
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         return None
 

@@ -424,6 +424,7 @@ def test_a_run_with_idle_trains_once_nobody_talks(args: Arguments, monkeypatch: 
         def under_way(self) -> list[InFlightRequest]:
             if len(looks) == 3:
                 return []
+            assert waiting(args.run_dir, to_anybody=True) is None, "only an admin learns that people talk"
             looks.append((waiting(args.run_dir), source.ledger.samples.ready_count()))
             return [InFlightRequest("r", "bob", "POST /v1/chat/completions", 160.0)]
 

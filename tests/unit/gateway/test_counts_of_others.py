@@ -50,8 +50,12 @@ async def test_health_tells_numbers_to_an_admin_alone(shared: Stack, tmp_path: P
     told = await health(shared, as_key("root (admin)"))
     assert told["sessions"] == 0
     assert told["gate"].startswith("the gate refused 3 batches lately")
-    note_waiting(tmp_path, "training waits until nobody talks")
-    assert (await health(shared))["training"] == "training waits until nobody talks"
+    note_waiting(tmp_path, "training waits for the hours of OPENCLAW_TRAIN_WHEN=22:00-06:00")
+    assert (await health(shared))["training"] == "training waits for the hours of OPENCLAW_TRAIN_WHEN=22:00-06:00"
+    note_waiting(tmp_path, "training waits until nobody talks: requests under way: 3", of_people=True)
+    for headers in ({}, as_key("alice"), {"x-api-key": "wrong"}):
+        assert "training" not in await health(shared, headers), "it tells that others talk"
+    assert (await health(shared, as_key("root (admin)")))["training"].endswith("under way: 3")
     pause(tmp_path, 77, "train/ppo_kl>0.5")
     assert (await health(shared))["training"] == "training is paused: train/ppo_kl>0.5"
     assert "rollout 77" in (await health(shared, as_key("root (admin)")))["training"]

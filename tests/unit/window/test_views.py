@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 import pytest
 
-from groundwork.paused import pause
+from groundwork.paused import note_waiting, pause
 from openclaw.config.runtime_variables import GateVariables
 from openclaw.gate.certificate import Facts, certify
 from openclaw.gateway.window_views import Asked, ChangeError, Form, UnknownViewError
@@ -130,12 +130,17 @@ def test_no_number_tells_an_owner_how_much_others_talk(
         ("queue", {}),
         ("machine", {}),
     ]
+    note_waiting(run.folder, "training waits until nobody talks: requests under way: 77", of_people=True)
     known = {*views.MINUTES, window.run.trainer_arguments().rollout_batch_size}
     for view, words in pages:
         found = look(window, view, "alice", **words)
         assert {number for number in numbers_in(found) - known if number > 9} == set(), (view, found)
         page = look(window, view, "alice", "page", **words)
         assert not re.search(r"(?i)\b(step|batch|sample|rollout) 1?[1-9]\d\b", page), view
+        assert "nobody talks" not in page, view
+    assert "under way: 77" in look(window, "health", form="page")
+    note_waiting(run.folder, "training waits for the hours of OPENCLAW_TRAIN_WHEN=22:00-06:00")
+    assert all("22:00-06:00" in look(window, view, "alice", "page") for view in ("health", "queue"))
     everything = look(window, "turn", id=turns[0])
     assert everything["turn"]["steps"][0]["step"] == 10
     assert everything["samples"][0]["id"] > 30
