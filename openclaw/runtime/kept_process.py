@@ -1,7 +1,8 @@
 """A helper process of the gateway that starts at the first demand, ends when nobody needs it, and is asked over a `Channel`.
 
 Guarantees: it ends with this process, and `idle_seconds` after its last use, so whoever never needs it pays nothing. One that died
-is started again by the next use. The event loop waits for it and does nothing itself. Used from one event loop.
+is started again by the next use. A start goes on when whoever asked for it leaves, so no process is lost. The event loop waits
+for it and does nothing itself. Used from one event loop.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class KeptProcess:
         self._name = name
         self._idle_seconds = idle_seconds
         self._environment = environment or {}
-        self._starting = asyncio.Lock()
+        self._starting: asyncio.Task[Channel] | None = None
         self._channel: Channel | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._ending: set[asyncio.Task[int]] = set()
@@ -72,14 +73,17 @@ class KeptProcess:
 
     async def channel(self) -> Channel:
         """Return the channel to the process, which is started if there is none; for use within `used`."""
-        async with self._starting:
-            if self._channel is None or self._channel.is_lost:
-                self._reap()
-                self._channel = await self._start()
-            return self._channel
+        if self._starting is None:
+            if self._channel is not None and not self._channel.is_lost:
+                return self._channel
+            self._reap()
+            self._starting = asyncio.create_task(self._start())
+        return await asyncio.shield(self._starting)
 
     def end(self) -> None:
-        """End the process, if there is one."""
+        """End the process, if there is one; one that starts ends as soon as it has."""
+        if self._starting is not None:
+            self._starting.add_done_callback(lambda _: self.end())
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -90,23 +94,35 @@ class KeptProcess:
 
     async def close(self) -> None:
         """End the process, and wait for its end."""
+        if self._starting is not None:
+            await asyncio.wait({self._starting})
         self.end()
         if self._ending:
             await asyncio.wait(self._ending)
 
     async def _start(self) -> Channel:
+        try:
+            self.child, self._channel = await self._started()
+            return self._channel
+        finally:
+            self._starting = None
+
+    async def _started(self) -> tuple[ChildProcess, Channel]:
         ours, theirs = socket.socketpair()
         program, *arguments = self._command
         command = [sys.executable, "-m", program, str(theirs.fileno()), *arguments]
         environment = {**os.environ, **self._environment, "PYTHONPATH": os.pathsep.join(own_import_paths())}
         start = partial(spawn, command, env=environment, name=self._name, keeps=[theirs.fileno()])
         try:
-            self.child = await asyncio.to_thread(start)
+            child = await asyncio.to_thread(start)
+        except BaseException:
+            ours.close()
+            raise
         finally:
             theirs.close()
         channel = Channel({}, lambda: None)
         await channel.open(ours)
-        return channel
+        return child, channel
 
     def _reap(self) -> None:
         """Reap the process, which ends when its channel does."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ from typing import Any, cast
 import httpx
 import pytest
 
+from groundwork.process import ChildProcess, spawn
 from lab.testkit.waiting import eventually
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.engine.client import TokenChunk
@@ -20,7 +22,7 @@ from openclaw.gateway.auth import Keyring
 from openclaw.gateway.channel import Channel
 from openclaw.gateway.earlier import EarlierVersions, Wanted, version_in
 from openclaw.gateway.shared import Lead, PassedOn, Shared
-from openclaw.runtime import earlier
+from openclaw.runtime import earlier, kept_process
 from openclaw.runtime.adapters import forget_adapter
 from openclaw.runtime.earlier import EarlierProcess
 from openclaw.runtime.where import scratch_of
@@ -278,6 +280,31 @@ async def test_what_is_forgotten_leaves_neither_memory_nor_disk(process: Earlier
         assert not left.exists()
         assert process.process.pid is None
     await hanging.aclose()
+
+
+async def test_a_start_that_nobody_waits_for_any_more_leaves_no_process(
+    process: EarlierProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started, may_go_on, children = threading.Event(), threading.Event(), []
+
+    def slow(*args: Any, **named: Any) -> ChildProcess:
+        started.set()
+        assert may_go_on.wait(20.0)
+        children.append(spawn(*args, **named))
+        return children[-1]
+
+    monkeypatch.setattr(kept_process, "spawn", slow)
+    asked = asyncio.create_task(read(process, "1"))
+    await eventually(started.is_set, True)
+    asked.cancel()
+    await asyncio.wait({asked})
+    closing = asyncio.create_task(process.close())
+    await asyncio.sleep(0)
+    assert not closing.done()
+    may_go_on.set()
+    await closing
+    assert [child.alive() for child in children] == [False]
+    assert (process.process.pid, process.process._channel, process.process._starting) == (None, None, None)
 
 
 async def test_a_process_that_hangs_is_ended(process: EarlierProcess, monkeypatch: pytest.MonkeyPatch) -> None:
