@@ -222,7 +222,7 @@ class Guard:
             return
         self._metrics.key_requests.labels(key=record.key, code=str(record.status)).inc()
         prompt, generated = record.tokens
-        if record.reply is not None:
+        if record.replies:
             self._metrics.key_tokens.labels(key=record.key, kind="prompt").inc(prompt)
             self._metrics.key_tokens.labels(key=record.key, kind="generated").inc(generated)
 
@@ -391,7 +391,7 @@ class RequestRecord:
         client: who sends it; None until the key is known.
         method: HTTP method.
         status: of the answer; 499 if the client left before it.
-        reply: the reply of a completion that has begun.
+        replies: the replies of completions that have begun; a comparison has two.
         started: monotonic clock, seconds.
     """
 
@@ -400,7 +400,7 @@ class RequestRecord:
     method: str
     client: Client | None = None
     status: int = 499
-    reply: Reply | None = None
+    replies: list[Reply] = field(default_factory=list)
     started: float = field(default_factory=time.monotonic)
 
     @staticmethod
@@ -418,10 +418,9 @@ class RequestRecord:
 
     @property
     def tokens(self) -> tuple[int, int]:
-        """Tokens of the prompt and of all choices of the reply."""
-        if self.reply is None:
-            return 0, 0
-        return self.reply.tokens
+        """Tokens of the prompts and of all choices of the replies."""
+        counts = [reply.tokens for reply in self.replies]
+        return sum(prompt for prompt, _ in counts), sum(generated for _, generated in counts)
 
     def line(self, route: str) -> str:
         """Return the log line."""
@@ -430,8 +429,9 @@ class RequestRecord:
             f"request={self.id} key={self.key} {self.method} {route} status={self.status}",
             f"seconds={time.monotonic() - self.started:.3f}",
         ]
-        if self.reply is not None:
-            words.append(f"prompt_tokens={prompt} generated_tokens={generated} {self.reply.log_words}")
+        if self.replies:
+            words.append(f"prompt_tokens={prompt} generated_tokens={generated}")
+            words += [reply.log_words for reply in self.replies]
         return " ".join(words)
 
 
@@ -444,9 +444,9 @@ def has_secret(request_id: str) -> bool:
 
 
 def note_reply(scope: MutableMapping[str, Any], reply: Reply) -> None:
-    """Store the reply in the request's record; no-op without a guard."""
+    """Add the reply to the request's record; no-op without a guard."""
     if REQUEST_SCOPE in scope:
-        scope[REQUEST_SCOPE].reply = reply
+        scope[REQUEST_SCOPE].replies.append(reply)
 
 
 def client_of(scope: Mapping[str, Any]) -> Client:
@@ -466,5 +466,5 @@ def log_request(record: RequestRecord, route: str, *, contents: bool) -> None:
     level = logging.DEBUG if route in QUIET_ROUTES and record.status == 200 else logging.INFO
     if access_logger.isEnabledFor(level):
         access_logger.log(level, "%s", record.line(route))
-    if contents and record.reply is not None:
-        access_logger.info("request=%s contents=%s", record.id, record.reply.contents())
+    for reply in record.replies if contents else ():
+        access_logger.info("request=%s contents=%s", record.id, reply.contents())

@@ -51,6 +51,7 @@ from openclaw.gateway.window_views import (
     LOG_IN,
     LOG_OUT,
     SCRIPT,
+    SILENT,
     STYLE,
     WINDOW,
     Asked,
@@ -167,7 +168,9 @@ async def change_weights(views: Views, fields: Mapping[str, str], client: Client
 async def say(service: ChatService, fields: Mapping[str, str], request: Request) -> ASGIApp:
     """Ask the model with a form's words, after the conversation that it names, or after each of two beside each other.
 
-    Who accepts a stream gets the reply as chat completions stream it; anybody else returns to the conversation, which has it.
+    Who accepts a stream gets the reply as chat completions stream it; anybody else returns to the conversation, which has it. If
+    one of two does not answer, the page says which: the reply of the other one is recorded, and the same words again would
+    count against it.
 
     Raises:
         ApiError: as a chat completion does; 400 without words or a conversation.
@@ -195,9 +198,11 @@ async def say(service: ChatService, fields: Mapping[str, str], request: Request)
     if is_streamed:
         return streamed(service, questions[0], client, HEADERS)
     answers = await _wholes(service, questions, request)
-    if answers[0]["id"].startswith(COMMAND_ANSWER):
-        return _page(answers[0]["choices"][0]["message"]["content"], f"{WINDOW}/chat?{urlencode(chat_words(fields))}")
-    return to_view("chat", **chat_words(fields))
+    answered = [each for each in answers if not isinstance(each, ApiError)]
+    if answered[0]["id"].startswith(COMMAND_ANSWER):
+        return _page(answered[0]["choices"][0]["message"]["content"], f"{WINDOW}/chat?{urlencode(chat_words(fields))}")
+    silent = [said for said, each in zip(SILENT, answers, strict=False) if isinstance(each, ApiError)]
+    return to_view("chat", **chat_words(fields), **({"said": silent[0]} if silent else {}))
 
 
 def chat_words(fields: Mapping[str, str]) -> dict[str, str]:
@@ -233,8 +238,10 @@ async def _of_version(service: ChatService, body: dict[str, Any], version: str) 
     return await service.question(CHAT, orjson.dumps(body | name))
 
 
-async def _wholes(service: ChatService, questions: Sequence[Question], request: Request) -> list[dict[str, Any]]:
-    """Return the replies to questions that are asked at once; raise the first error once all have ended."""
+async def _wholes(
+    service: ChatService, questions: Sequence[Question], request: Request
+) -> list[dict[str, Any] | ApiError]:
+    """Return the replies to questions that are asked at once, or why one has none; raise the first error if none has any."""
     client = client_of(request.scope)
 
     async def whole(question: Question) -> dict[str, Any]:
@@ -251,10 +258,14 @@ async def _wholes(service: ChatService, questions: Sequence[Question], request: 
 
     async with Connected(request.receive):
         ended = await asyncio.gather(*map(whole, questions), return_exceptions=True)
+    found: list[dict[str, Any] | ApiError] = []
     for each in ended:
-        if isinstance(each, BaseException):
+        if isinstance(each, BaseException) and not isinstance(each, ApiError):
             raise each
-    return [each for each in ended if not isinstance(each, BaseException)]
+        found.append(each)
+    if isinstance(found[0], ApiError) and all(isinstance(each, ApiError) for each in found):
+        raise found[0]
+    return found
 
 
 def add_window_routes(

@@ -22,6 +22,9 @@ Form = Literal["page", "json"]
 CHAT_NAME = re.compile(r"window-[0-9a-f]{12}")
 """What a conversation is called that somebody has in the window."""
 
+SILENT = {"first_silent": "version", "second_silent": "other"}
+"""What the chat is told when one of two versions beside each other did not answer; the word of the query that names it."""
+
 
 def new_chat() -> str:
     """Return the name of a new conversation."""

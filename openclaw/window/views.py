@@ -29,7 +29,7 @@ from openclaw.config.runtime_variables import RuntimeVariables
 from openclaw.gate.rollback import why_not
 from openclaw.gate.versions import Version, versions_of
 from openclaw.gate.versions import open_run as open_gated
-from openclaw.gateway.window_views import CHAT_NAME, Asked, ChangeError, UnknownViewError, new_chat
+from openclaw.gateway.window_views import CHAT_NAME, SILENT, Asked, ChangeError, UnknownViewError, new_chat
 from openclaw.ledger.decisions import DecisionRecord
 from openclaw.ledger.exceptions import UnknownRecordError
 from openclaw.ledger.records import Feedback
@@ -283,7 +283,7 @@ class Window:
             ],
             "feedback": [_feedback(each) for each in self.ledger.feedback.of(record.turn.id)],
             "versions": self._others(asked) if own else [],
-            "said": None if said is None else SAID.get(said, SAID["kept"]),
+            "said": _said(said),
         }
 
     def health(self, asked: Asked) -> Found:
@@ -354,7 +354,7 @@ class Window:
             "beside": beside,
             "versions": versions,
             "serves": self._serves(asked.person),
-            "said": None if said is None else SAID.get(said, SAID["kept"]),
+            "said": _silent(words.get(SILENT[said], "")) if said in SILENT else _said(said),
         }
 
     def _talk(self, asked: Asked, name: str, version: str, versions: Sequence[str]) -> Found:
@@ -607,6 +607,22 @@ def _is_child(asked: Asked) -> bool:
 def _number(text: str | None, default: int) -> int:
     """Return a place in a list, as a link gives it; ``default`` for anything else."""
     return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 19 else default
+
+
+def _said(said: str | None) -> str | None:
+    """Return what a page says after feedback."""
+    return None if said is None else SAID.get(said, SAID["kept"])
+
+
+def _silent(version: str) -> str:
+    """Return what the chat says if one of two versions did not answer."""
+    who = (
+        f"Version {version}" if version.isascii() and version.isdigit() and len(version) < 19 else "The one that serves"
+    )
+    return (
+        f"{who} did not answer now; the other one did, and only its conversation has your words. "
+        "Go on with other words: the same ones again would count against the reply that came."
+    )
 
 
 def _clipped(message: Message, most: int) -> str:

@@ -780,11 +780,32 @@ async def test_two_versions_are_asked_side_by_side(past: Site) -> None:
         said[turn.session_id.removeprefix("@alice:")].append((turn.response_message["content"], turn.state))
     assert said[LEFT] == [("I serve.", "pending"), ("Still.", "waiting")], "this one learns as ever"
     assert said[RIGHT] == [("I am 0.", "excluded")] * 2
-    answer = await browser.post("/window/say", data=places | {"text": "Hm", "other": "9"}, headers=OWN)
-    assert (answer.status_code, "there is no version" in answer.text) == (404, True)
     for odd in ({"beside": "else"}, {"beside": "@bob:s"}):
         answer = await browser.post("/window/say", data=places | {"text": "Hm"} | odd, headers=OWN)
         assert answer.status_code == 400
+
+
+async def test_half_a_comparison_says_which_version_did_not_answer(past: Site) -> None:
+    browser = await past.logged_in("alice")
+    past.stack.say("I serve.")
+    places = {"id": LEFT, "beside": RIGHT, "text": "Who are you?"}
+    answer = await browser.post("/window/say", data=places | {"other": "9"}, headers=OWN)
+    where = urlsplit(answer.headers["location"])
+    assert (answer.status_code, parse_qs(where.query)["said"]) == (303, ["second_silent"])
+    answer = await browser.post("/window/say", data=places | {"version": "9", "other": "0"}, headers=OWN)
+    assert parse_qs(urlsplit(answer.headers["location"]).query)["said"] == ["first_silent"]
+    assert [turn.response_message["content"] for turn in past.stack.turns()] == ["I serve.", "I am 0."]
+    answer = await browser.post("/window/say", data=places | {"version": "9", "other": "8"}, headers=OWN)
+    assert (answer.status_code, "there is no version" in answer.text) == (404, True), "neither answered"
+
+
+async def test_a_comparison_counts_the_tokens_of_both(past: Site) -> None:
+    browser = await past.logged_in("alice")
+    places = {"id": LEFT, "beside": RIGHT, "text": "Who are you?", "version": "2", "other": "0"}
+    await browser.post("/window/say", data=places, headers=OWN)
+    generated = sum(len(turn.response_ids) for turn in past.stack.turns())
+    assert len(past.stack.turns()) == 2
+    assert past.stack.metric("openclaw_key_tokens_total", key="alice", kind="generated") == generated
 
 
 async def test_a_version_says_what_it_would_have_said(past: Site) -> None:

@@ -518,6 +518,10 @@ def test_a_chat_is_with_a_version_or_with_two(run: MadeRun, window_of: Look) -> 
     page = look(window, "chat", "alice", "page", id=left, beside=right, other="2")
     assert page.count("<section") == page.count('aria-label="Good reply') == 2
     assert f'name="beside" value="{right}"' in page
+    half = look(window, "chat", "alice", id=left, beside=right, other="2", said="second_silent")["said"]
+    assert half.startswith("Version 2 did not answer now; the other one did")
+    half = look(window, "chat", "alice", id=left, beside=right, other="2", said="first_silent")["said"]
+    assert half.startswith("The one that serves did not answer")
     assert 'aria-label="Bad reply, turn 1 of version 2"' in page
     assert '<option value="2" selected>' in page
     assert "data-stream" not in page
