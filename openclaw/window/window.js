@@ -52,26 +52,64 @@ function inUse(form) {
   return form.contains(document.activeElement) || [...form.querySelectorAll(FIELDS)].some(changed);
 }
 
-// What an element is, if it is more than its place; a form is what it would send.
+// What an element is, if it is more than its place; a form without a name is what it would send.
 function nameOf(node) {
   if (node.nodeType !== Node.ELEMENT_NODE) return "";
+  if (node.dataset.name !== undefined) return node.dataset.name;
   if (node.tagName === "FORM") {
     const sent = [...node.querySelectorAll("input[type=hidden], button[name]")];
     return node.getAttribute("action") + sent.map((each) => `&${each.name}=${each.value}`).join("");
   }
-  return node.dataset.name ?? (node.id || node.getAttribute("href") || "");
+  return node.id || node.getAttribute("href") || "";
 }
 
-const alike = (one, other) => one.nodeName === other.nodeName && nameOf(one) === nameOf(other);
+const kindOf = (node) => `${node.nodeName} ${nameOf(node)}`;
 const isOwn = (node) => node.nodeType === Node.ELEMENT_NODE && node.dataset.own !== undefined;
 
+// Return as which old node each new one goes on: for as many as possible, in the order of both.
+function pairsOf(olds, nexts) {
+  const [were, are] = [olds.map(kindOf), nexts.map(kindOf)];
+  const pairs = new Map();
+  const pair = (one, other) => pairs.set(nexts[other], olds[one]);
+  let first = 0;
+  let [end, nextEnd] = [olds.length, nexts.length];
+  while (first < Math.min(end, nextEnd) && were[first] === are[first]) pair(first, first++);
+  while (Math.min(end, nextEnd) > first && were[end - 1] === are[nextEnd - 1]) pair(--end, --nextEnd);
+  const most = Array.from({ length: end - first + 1 }, () => new Uint32Array(nextEnd - first + 1));
+  for (let one = end - 1; one >= first; one--) {
+    const [here, below] = [most[one - first], most[one - first + 1]];
+    for (let other = nextEnd - 1; other >= first; other--) {
+      const at = other - first;
+      here[at] = were[one] === are[other] ? below[at + 1] + 1 : Math.max(below[at], here[at + 1]);
+    }
+  }
+  for (let [one, other] = [first, first]; one < end && other < nextEnd; ) {
+    if (were[one] === are[other]) pair(one++, other++);
+    else if (most[one - first + 1][other - first] >= most[one - first][other - first + 1]) one++;
+    else other++;
+  }
+  return pairs;
+}
+
+// Remove a node, unless a form in it is in use; return whether it is gone.
 function remove(node) {
-  if (isOwn(node)) return;
   if (node.nodeType === Node.ELEMENT_NODE) {
     const forms = [...node.querySelectorAll("form"), ...(node.tagName === "FORM" ? [node] : [])];
-    if (forms.some(inUse)) return;
+    if (forms.some(inUse)) return false;
   }
   node.remove();
+  return true;
+}
+
+// Offer what a form in use lets one choose from as it is now; what was chosen stays.
+function renewChoices(form, fresh) {
+  for (const select of form.querySelectorAll("select")) {
+    const next = [...fresh.querySelectorAll("select")].find((each) => each.name === select.name);
+    if (!next || select === document.activeElement) continue;
+    const { value } = select;
+    become(select, next);
+    if ([...select.options].some((each) => each.value === value)) select.value = value;
+  }
 }
 
 function become(old, fresh) {
@@ -80,36 +118,27 @@ function become(old, fresh) {
     old.nodeValue = fresh.nodeValue;
     return;
   }
-  if (old.tagName === "FORM" && inUse(old)) return;
+  if (old.tagName === "FORM" && inUse(old)) return renewChoices(old, fresh);
   for (const { name } of [...old.attributes]) {
     if (!fresh.hasAttribute(name) && !(name === "open" && old.tagName === "DETAILS")) old.removeAttribute(name);
   }
   for (const { name, value } of fresh.attributes) {
     if (old.getAttribute(name) !== value && !(name === "open" && old.tagName === "DETAILS")) old.setAttribute(name, value);
   }
-  let at = old.firstChild;
-  for (const next of [...fresh.childNodes]) {
-    let match = at;
-    while (match && isOwn(match)) match = match.nextSibling;
-    if (match && !alike(match, next) && nameOf(next)) {
-      while (match && !alike(match, next)) match = match.nextSibling;
+  const olds = [...old.childNodes].filter((node) => !isOwn(node));
+  const nexts = [...fresh.childNodes];
+  const pairs = pairsOf(olds, nexts);
+  const staying = new Set(pairs.values());
+  const kept = new Set(olds.filter((node) => !staying.has(node) && !remove(node)).map(kindOf));
+  let last = null;
+  for (const next of nexts) {
+    const match = pairs.get(next);
+    if (match) become((last = match), next);
+    else if (!kept.has(kindOf(next))) {
+      const node = document.importNode(next, true);
+      old.insertBefore(node, last ? last.nextSibling : old.firstChild);
+      last = node;
     }
-    if (!match || !alike(match, next)) {
-      old.insertBefore(document.importNode(next, true), at);
-      continue;
-    }
-    while (at && at !== match) {
-      const gone = at;
-      at = at.nextSibling;
-      remove(gone);
-    }
-    become(match, next);
-    at = match.nextSibling;
-  }
-  while (at) {
-    const gone = at;
-    at = at.nextSibling;
-    remove(gone);
   }
 }
 
@@ -170,7 +199,7 @@ async function hear(form, fields, asked, reply) {
   throw new Error("The connection ended before the reply did.");
 }
 
-const turns = () => main.querySelectorAll(":scope > .reply").length;
+const lastTurn = () => [...main.querySelectorAll(":scope > form input[name=response_id]")].at(-1)?.value;
 
 async function talk(form) {
   const fields = new FormData(form);
@@ -179,7 +208,7 @@ async function talk(form) {
   asked.words.data = fields.get("text");
   reply.element.setAttribute("aria-busy", "true");
   place.append(asked.element, reply.element);
-  const before = turns();
+  const before = lastTurn();
   const { text } = form.elements;
   const button = form.querySelector("button");
   text.value = "";
@@ -193,8 +222,7 @@ async function talk(form) {
     const words = [...fields].filter(([name, value]) => name !== "text" && value);
     history.replaceState(null, "", `${location.pathname}?${new URLSearchParams(words)}`);
     if (location.search !== shown) stayLive(); // it showed no conversation before
-    if (id.startsWith("command-")) return; // no turn; it stays until the next words
-    place.replaceChildren();
+    if (!id.startsWith("command-")) place.replaceChildren(); // a command is no turn; it stays until the next words
   } catch (error) {
     problem = error.message;
     if (!reply.words.data) {
@@ -207,7 +235,7 @@ async function talk(form) {
   }
   await refresh().catch((error) => (problem ||= error.message));
   if (!problem) return;
-  if (turns() > before) place.replaceChildren(); // the turn is in the conversation
+  if (lastTurn() !== before) place.replaceChildren(); // the turn is in the conversation
   const words = document.createElement("p");
   words.className = "problem";
   words.setAttribute("role", "alert");

@@ -295,6 +295,50 @@ async def test_an_open_page_is_as_the_run_is(opened: Opener) -> None:
     assert await page.evaluate(f"{focused}.value") == "Keep answers short. Very.", "a form in use is not taken away"
 
 
+BECOMES = """([old, next]) => {
+    const nodes = () => [...main.querySelectorAll("*")];
+    main.innerHTML = old;
+    for (const each of main.querySelectorAll("details")) each.open = true;
+    main.querySelector("[data-name=say] textarea").focus();
+    main.querySelector("[data-name=say] textarea").value = "Half a word";
+    main.querySelector("select").selectedIndex = 1;
+    const before = new Set(nodes());
+    const fresh = document.createElement("main");
+    fresh.innerHTML = next;
+    become(main, fresh);
+    return {
+        kept: nodes().filter((each) => before.has(each)).length,
+        tags: [...main.children].map((each) => each.tagName.toLowerCase()).join(" "),
+        opened: [...main.querySelectorAll("details")].map((each) => each.open),
+        typed: document.activeElement.value,
+        chosen: [...main.querySelector("select").options].map((each) => each.value + (each.selected ? "*" : "")),
+    };
+}"""
+NOTE, BODY = (
+    "<p class=problem>Training is paused.</p>",
+    "<h2>One</h2><details><summary>More</summary></details><p>Two</p>",
+)
+SAY = (
+    "<form action=/window/say data-name=say><input type=hidden name=id value={id}><textarea name=text></textarea>"
+    "<select name=version>{options}</select></form><p>End</p>"
+)
+
+
+async def test_what_vanishes_from_an_open_page_leaves_the_rest_as_it_is(opened: Opener) -> None:
+    desk = await opened()
+    page = desk.page
+    await log_in(desk)
+    await page.locator("#live").wait_for(state="attached")
+    options = "".join(f"<option value={version}>{version}</option>" for version in "10")
+    say, other = SAY.format(id="a", options=options), SAY.format(id="b", options="<option>2</option>" + options)
+    shown = await page.evaluate(BECOMES, [NOTE + BODY + say, BODY + say])
+    tags = "h2 details p form p"
+    assert (shown["kept"], shown["tags"], shown["opened"], shown["typed"]) == (11, tags, [True], "Half a word")
+    shown = await page.evaluate(BECOMES, [BODY + say, "<div>New</div>" + BODY + NOTE + other])
+    assert shown["tags"] == "div h2 details p p form p", "a form in use is not there twice, whatever it would send"
+    assert (shown["opened"], shown["typed"], shown["chosen"]) == ([True], "Half a word", ["2", "1", "0*"])
+
+
 async def test_an_open_page_says_when_the_server_is_away(opened: Opener) -> None:
     desk = await opened()
     page = desk.page
