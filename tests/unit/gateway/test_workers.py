@@ -284,6 +284,25 @@ async def test_an_answer_of_the_leading_process_crosses_once(pair: Pair, monkeyp
     assert asked == ["receive"]
 
 
+async def test_who_sends_no_key_costs_the_leading_process_nothing(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker, asked = pair.workers[0], list[str]()
+    ask = worker.channel.ask
+
+    def note(name: str, *args: Any) -> asyncio.Future[Any]:
+        asked.append(name)
+        return ask(name, *args)
+
+    monkeypatch.setattr(worker.channel, "ask", note)
+    for headers, questions in (({}, []), ({"x-api-key": "sk-nobody"}, ["answer"])):
+        asked.clear()
+        answer = await chat(worker, "hi", headers=headers)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
+        assert asked == questions
+    asked.clear()
+    assert (await chat(worker, "hi")).status_code == 200
+    assert "works" in asked
+
+
 async def test_a_lost_worker_leaves_nothing_behind(pair: Pair) -> None:
     one, other = pair.workers
     tokens = pair.engine.token_gate = asyncio.Semaphore(1)
