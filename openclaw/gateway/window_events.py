@@ -3,7 +3,7 @@
 Guarantees: a page hears of changes of what it shows itself, and of nothing else, so no owner learns how much others talk. One
 question a second to the window's process finds the changes for all pages together (`Views.revisions`). A key has at most
 `WINDOW_PAGES` open. A stream ends when its browser leaves, when its log-in or key ends or becomes another, when the views fail, and
-at once when the server stops. Owned by the leading process, used from one event loop.
+at once when the server stops; views that are busy are asked again in the next round. Owned by the leading process, used from one event loop.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from openclaw.config.bounds import WINDOW_PAGES
 from openclaw.gateway.dialects.dialect import COMMENT, event
 from openclaw.gateway.errors import ApiError, ClientGoneError
 from openclaw.gateway.stream import EventStream
-from openclaw.gateway.window_views import Asked, Views
+from openclaw.gateway.window_views import BUSY, Asked, Views
 
 POLL_SECONDS = 1.0
 
@@ -141,7 +141,9 @@ class PageEvents:
         pages = {page.asked.key: page.asked for page in self._pages if not page.over}
         try:
             found = dict(zip(pages, await self._views.revisions([*pages.values()]), strict=True)) if pages else {}
-        except ApiError:  # the log says why; the browsers come back after a while
+        except ApiError as error:  # the log says why; the browsers come back after a while
+            if error.code == BUSY:
+                return
             for page in self._pages:
                 page.end()
             return

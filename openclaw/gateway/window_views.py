@@ -18,6 +18,8 @@ BELOW = f"{WINDOW}/"
 LOG_IN, LOG_OUT, STYLE, SCRIPT, EVENTS = (
     f"{WINDOW}/{name}" for name in ("log_in", "log_out", "style.css", "window.js", "events")
 )
+BUSY = "window_busy"
+"""The code of the refusal while too many looks are under way."""
 Form = Literal["page", "json"]
 CHAT_NAME = re.compile(r"window-[0-9a-f]{12}")
 """What a conversation is called that somebody has in the window."""

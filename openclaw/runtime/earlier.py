@@ -54,6 +54,15 @@ def kept_versions(run_dir: str | Path, owner: str, *, per_person: bool) -> list[
     return list(dict.fromkeys([*(version for version in found if version != BASE_VERSION), BASE_VERSION]))
 
 
+def kept_or_base(run_dir: str | Path, owner: str, *, per_person: bool) -> list[str]:
+    """Return what `kept_versions` does; of an unreadable book, which is logged, the base model's alone."""
+    try:
+        return kept_versions(run_dir, owner, per_person=per_person)
+    except PeopleError as error:
+        logger.error("%s", error)
+        return [BASE_VERSION]
+
+
 def identity_of(run_dir: str | Path, version: str, person: str | None) -> str | None:
     """Return what tells the weights of a version apart from all others, also from those of its number before; None if it is not kept.
 
@@ -86,11 +95,7 @@ class EarlierProcess:
 
     async def kept(self, owner: str) -> list[str]:
         """Return the versions that ``owner`` may ask, newest first."""
-        try:
-            return await asyncio.to_thread(kept_versions, self._run_dir, owner, per_person=self._per_person)
-        except PeopleError as error:
-            logger.error("%s", error)
-            return [BASE_VERSION]
+        return await asyncio.to_thread(kept_or_base, self._run_dir, owner, per_person=self._per_person)
 
     async def generate(self, owner: str, wanted: Wanted) -> AsyncGenerator[TokenChunk, None]:
         """Yield the reply of a version; the last chunk has ``finish``. Close the iterator to abort.

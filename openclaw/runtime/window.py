@@ -13,7 +13,7 @@ from typing import Any
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.gateway.channel import Channel, ChannelLostError
 from openclaw.gateway.errors import ApiError
-from openclaw.gateway.window_views import Asked, ChangeError, UnknownViewError
+from openclaw.gateway.window_views import BUSY, Asked, ChangeError, UnknownViewError
 from openclaw.runtime.kept_process import KeptProcess
 
 logger = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ class WindowProcess:
 
     async def _ask(self, question: Callable[[Channel], Awaitable[Any]]) -> Any:
         if self.process.uses >= MOST_LOOKS:
-            raise ApiError(503, "too many pages are loaded at once; load this one again", code="window_busy")
+            raise ApiError(503, "too many pages are loaded at once; load this one again", code=BUSY)
         with self.process.used():
             return await self._asked(question)
 

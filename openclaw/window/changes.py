@@ -3,17 +3,20 @@
 Guarantees: what a person's page is told depends on what that page shows, on nothing else: `Window.revision` is a digest of the
 values that its owner may see. Looking costs little: nothing is read again while the ledger and the metrics file stay as they are,
 except every `RENEW_SECONDS`, because a view shows some other files besides; and at most `SHARE` of the time goes into it, however
-many pages are open. Used from one thread at a time.
+many pages are open. A page that fails is unknown, and costs the others nothing. Used from one thread at a time.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from openclaw.gateway.window_views import Asked
 from openclaw.window.views import Window
+
+logger = logging.getLogger(__name__)
 
 RENEW_SECONDS = 10.0
 SHARE = 0.1
@@ -25,7 +28,7 @@ BATCH_SECONDS = 0.1
 class _Seen:
     mark: object
     at: float
-    revision: str
+    revision: str | None
 
 
 class Changes:
@@ -63,4 +66,10 @@ class Changes:
                 continue
             if self._clock() - started > BATCH_SECONDS:
                 break
-            self._seen[page.key] = _Seen(mark, started, self._window.revision(page))
+            try:
+                revision = self._window.revision(page)
+            except Exception:
+                if seen is None or seen.revision is not None:
+                    logger.exception("nobody knows what the page %s shows", page.view)
+                revision = None
+            self._seen[page.key] = _Seen(mark, started, revision)

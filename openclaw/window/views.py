@@ -48,7 +48,7 @@ from openclaw.runs.folder import RunFolder, open_run, run_at
 from openclaw.runs.metrics_file import Series, read_series
 from openclaw.runs.outcome import outcome
 from openclaw.runtime.adapters import BASE_VERSION, RunAdapters, accepted_versions
-from openclaw.runtime.earlier import kept_versions
+from openclaw.runtime.earlier import kept_or_base
 from openclaw.training.pace import FAIR_SECONDS
 from openclaw.window.lanes import counts_of
 from openclaw.window.pages import render
@@ -373,7 +373,7 @@ class Window:
         if self.run.folder is None:
             return []
         per_person = self.variables.adapter_per_person
-        kept = kept_versions(self.run.folder, _talker(asked), per_person=per_person)
+        kept = kept_or_base(self.run.folder, _talker(asked), per_person=per_person)
         serves = self._serves(asked.person) or BASE_VERSION
         return [version for version in kept if version != serves]
 

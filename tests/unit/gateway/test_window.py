@@ -49,10 +49,13 @@ class Echo:
         self.changes: list[str] = []
         self.revision = "1"
         self.fails = False
+        self.busy = False
 
     async def revisions(self, open_pages: Sequence[Asked]) -> list[str | None]:
         if self.fails:
             raise ApiError(503, "the window cannot be shown now")
+        if self.busy:
+            raise ApiError(503, "too many pages are loaded at once", code="window_busy")
         return [self.revision if page.owner == "alice" else "of others" for page in open_pages]
 
     async def show(self, asked: Asked) -> bytes:
@@ -620,6 +623,13 @@ async def test_events_end_with_the_log_in_the_key_the_views_and_the_server(site:
         site.views.fails = True
         await over(heard)
     site.views.fails = False
+    async with following(browser) as heard:
+        site.views.busy, site.views.revision = True, "2"
+        await asyncio.sleep(0.05)
+        assert len(site.pages) == 1, "views that are busy end no page"
+        site.views.busy = False
+        assert await anext(heard) == "2"
+    site.views.revision = "1"
     async with following(browser) as heard:
         site.keys.write_text("bob:" + key_of("bob") + "\n")
         await over(heard)

@@ -103,6 +103,22 @@ def test_nothing_is_read_again_while_nothing_has_changed() -> None:
     assert len(slow.looks) == 9, "some files are no part of the mark"
 
 
+def test_a_page_that_fails_is_unknown_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(Slow):
+        def revision(self, asked: Asked) -> str:
+            if asked.view == "mine":
+                raise OSError("the book is gone")
+            return super().revision(asked)
+
+    broken = Broken(0.0)
+    changes = Changes(broken, lambda: broken.now)  # type: ignore[arg-type]
+    looks = [page("mine", "alice"), page("queue", None)]
+    for broken.version in range(3):
+        assert changes.revisions(looks) == [None, f"queue {broken.version}"]
+        broken.now += 1
+    assert caplog.text.count("nobody knows what the page mine shows") == 1
+
+
 def test_looks_take_a_share_of_the_time_and_each_page_gets_some() -> None:
     slow = Slow(BATCH_SECONDS * 0.7)
     changes = Changes(slow, lambda: slow.now)  # type: ignore[arg-type]

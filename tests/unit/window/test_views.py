@@ -21,6 +21,7 @@ from openclaw.runs.folder import open_run
 from openclaw.window import views
 from openclaw.window.lanes import SLOTS, counts_of
 from openclaw.window.views import VIEWS, Window, open_window
+from slime.weight_sync.people import people_folder
 from tests.helpers.checkpoints import checkpoint
 from tests.helpers.html_tags import Tags
 from tests.helpers.made_runs import MadeRun
@@ -526,6 +527,19 @@ def test_a_chat_is_with_a_version_or_with_two(run: MadeRun, window_of: Look) -> 
     assert '<option value="2" selected>' in page
     assert "data-stream" not in page
     assert "before any training" in look(window, "chat", "alice", "page", said="earlier_version")
+
+
+def test_an_unreadable_book_leaves_the_base_model_to_talk_to(run: MadeRun, window_of: Look) -> None:
+    for _ in range(2):
+        run.talk(1)
+    run.step()
+    window = window_of(run)
+    book = people_folder(run.folder) / "book.json"
+    book.parent.mkdir(parents=True, exist_ok=True)
+    book.write_text("{")
+    window.variables = replace(window.variables, adapter_per_person=True)
+    window.ledger.samples.live_weight_version = lambda person=None: "1"  # type: ignore[method-assign]
+    assert look(window, "chat", "alice")["versions"] == ["0"]
 
 
 def test_the_page_of_ones_own_turn_asks_another_version(run: MadeRun, window_of: Look) -> None:
