@@ -51,6 +51,11 @@ class Answer:
         self._error = error
         self._news.set()
 
+    def stop(self) -> None:
+        """Make no more of it; whoever waits for a part gets an error."""
+        self.stopped.set()
+        self.fail(VersionRefusedError("this reply was stopped", 500))
+
     async def next(self) -> list[TokenChunk]:
         """Return the parts that were not read yet, waiting for one; raise the error that ended it after its last part."""
         await self._news.wait()
@@ -85,7 +90,7 @@ class Answers:
     def stop(self, number: int) -> None:
         """End a reply, which nobody reads any more."""
         if (answer := self._answers.pop(number, None)) is not None:
-            answer.stopped.set()
+            answer.stop()
 
     async def _make(self, answer: Answer, person: str | None, wanted: Wanted) -> None:
         loop = asyncio.get_running_loop()

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict
 from functools import partial
 from typing import Annotated, Any, TypeVar
@@ -134,16 +135,16 @@ class AdapterDesk:
             had.append(adapter)
             return gone
 
+        earlier = self._service.earlier
         try:
             rest = None if self._adapters is None else partial(with_adapter, self._adapters)
-            gone = await self._service.sessions.forget_person(person, rest)
+            async with nullcontext() if earlier is None else earlier.forgetting():
+                gone = await self._service.sessions.forget_person(person, rest)
         except LedgerFullError as error:
             raise disk_full(error) from error
         except NotPossibleError as error:
             raise ApiError(409, str(error), code="not_possible") from error
         self._service.lessons.forget(person)
-        if self._service.earlier is not None:
-            await self._service.earlier.forget()
         body = {"object": "person", "deleted": True, **asdict(gone), "adapter": any(had)}
         return {**body, "erased": await self._service.sessions.erase()}
 

@@ -10,6 +10,7 @@ Guarantees: a turn of a named version has its exact ids, log-probabilities and v
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
@@ -60,8 +61,8 @@ class EarlierVersions(Protocol):
         """
         ...
 
-    async def forget(self) -> None:
-        """Drop from memory what a person may have asked to forget."""
+    def forgetting(self) -> AbstractAsyncContextManager[None]:
+        """Drop from memory what a person asks to forget, and load nothing for the length of the block, which deletes it."""
         ...
 
     async def close(self) -> None:

@@ -24,7 +24,7 @@ import itertools
 import logging
 from collections import Counter, OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -251,8 +251,10 @@ class _Earlier:
         finally:
             self._channel.tell("earlier_stop", number)
 
-    async def forget(self) -> None:
+    @asynccontextmanager
+    async def forgetting(self) -> AsyncGenerator[None, None]:
         """The leading process does it."""
+        yield
 
     async def close(self) -> None:
         """The leading process closes them."""

@@ -394,7 +394,7 @@ def add_window_routes(
 
         def still() -> bool:
             try:
-                return log_ins.client(request.headers) == client
+                return log_ins.client(request.headers, sender(request.scope)) == client
             except ApiError:
                 return False
 

@@ -13,7 +13,7 @@ import logging
 import shutil
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from pathlib import Path
 
 from openclaw.config.runtime import RuntimeConfig
@@ -92,6 +92,9 @@ class EarlierProcess:
         )
         self._numbers = itertools.count(1)
         self._asked: Counter[str] = Counter()
+        self._forgetting = 0
+        self._may_start = asyncio.Event()
+        self._may_start.set()
 
     async def kept(self, owner: str) -> list[str]:
         """Return the versions that ``owner`` may ask, newest first."""
@@ -125,11 +128,22 @@ class EarlierProcess:
             f"version {wanted.version} cannot answer now: its process ended; the server's log may say why", 500
         )
 
-    async def forget(self) -> None:
-        """End the process, whose memory and folder may have what a person asked to forget."""
-        await self.process.close()
-        if self.process.pid is None:
+    @asynccontextmanager
+    async def forgetting(self) -> AsyncGenerator[None, None]:
+        """End the process, whose memory and folder may have what a person asks to forget; it starts again after the block.
+
+        So no version is loaded while its files, or those of a load, are deleted: a reply that is under way goes on afterwards.
+        """
+        self._forgetting += 1
+        self._may_start.clear()
+        try:
+            await self.process.close()
             await asyncio.to_thread(shutil.rmtree, scratch_of(self._run_dir), ignore_errors=True)
+            yield
+        finally:
+            self._forgetting -= 1
+            if not self._forgetting:
+                self._may_start.set()
 
     async def close(self) -> None:
         """End the process."""
@@ -150,6 +164,8 @@ class EarlierProcess:
                 del self._asked[person]
 
     async def _attempt(self, owner: str, wanted: Wanted) -> AsyncGenerator[TokenChunk, None]:
+        while self._forgetting:
+            await self._may_start.wait()
         channel = await self.process.channel()
         number = next(self._numbers)
         channel.tell("begin", number, root(owner) if self._per_person else None, wanted)

@@ -6,6 +6,7 @@ import asyncio
 import socket
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -43,7 +44,6 @@ class Kept:
         self._tokenizer = tokenizer
         self.asked: list[tuple[str, Wanted]] = []
         self.refusal: VersionRefusedError | None = None
-        self.forgotten = 0
         self.under_way = 0
 
     async def kept(self, owner: str) -> list[str]:
@@ -67,8 +67,10 @@ class Kept:
             last = token == self._tokenizer.eos_token_id
             yield TokenChunk([token], [-0.25], wanted.version, "stop" if last else None)
 
-    async def forget(self) -> None:
-        self.forgotten += 1
+    @asynccontextmanager
+    async def forgetting(self) -> AsyncIterator[None]:
+        """Hold nothing."""
+        yield
 
     async def close(self) -> None:
         """Hold nothing."""
@@ -273,13 +275,50 @@ async def test_what_is_forgotten_leaves_neither_memory_nor_disk(process: Earlier
     hanging = process.generate("ann", wanted(HANGS))
     await anext(hanging)
     left = scratch_of(tmp_path)
-    for forget in (process.forget, lambda: asyncio.to_thread(forget_adapter, tmp_path, None, "ann")):
+
+    async def by_itself() -> None:
+        async with process.forgetting():
+            """Delete nothing."""
+
+    for forget in (by_itself, lambda: asyncio.to_thread(forget_adapter, tmp_path, None, "ann")):
         left.mkdir()
         (left / "model.safetensors").write_bytes(b"of ann")
         await forget()
         assert not left.exists()
         assert process.process.pid is None
     await hanging.aclose()
+
+
+async def test_nothing_is_loaded_while_a_persons_files_are_deleted(process: EarlierProcess) -> None:
+    assert await read(process, "1", most=1) == [3]
+    async with process.forgetting(), process.forgetting():
+        other = asyncio.create_task(read(process, "1", "ben", most=1))
+        await asyncio.sleep(0.1)
+        assert (process.process.pid, process.process._starting) == (None, None)
+    assert await other == [3], "it goes on afterwards"
+
+
+async def test_a_person_is_forgotten_while_no_version_is_loaded(
+    stack: Stack, http: httpx.AsyncClient, kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+
+    @asynccontextmanager
+    async def forgetting() -> AsyncIterator[None]:
+        told.append("begins")
+        yield
+        told.append("ends")
+
+    forget_person = stack.service.sessions.forget_person
+
+    async def forgets(*args: Any) -> Any:
+        told.append("deletes")
+        return await forget_person(*args)
+
+    monkeypatch.setattr(kept, "forgetting", forgetting)
+    monkeypatch.setattr(stack.service.sessions, "forget_person", forgets)
+    assert (await http.delete("/v1/me")).status_code == 200
+    assert told == ["begins", "deletes", "ends"]
 
 
 async def test_a_start_that_nobody_waits_for_any_more_leaves_no_process(

@@ -639,6 +639,21 @@ async def test_events_end_with_the_log_in_the_key_the_views_and_the_server(site:
         await over(heard)
 
 
+async def test_an_open_page_asks_for_the_key_from_its_own_address(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    addresses: list[str] = []
+    client_of = LogIns.client
+
+    def client(log_ins: LogIns, headers: Any, address: str = "") -> Any:
+        addresses.append(address)
+        return client_of(log_ins, headers, address)
+
+    monkeypatch.setattr(LogIns, "client", client)
+    async with following(await site.logged_in("alice")):
+        while len(addresses) < 4:
+            await asyncio.sleep(0.01)
+    assert set(addresses) == {"127.0.0.1"}
+
+
 async def test_events_are_for_who_may_see_the_page_alone(site: Site) -> None:
     words = {"view": "mine"}
     answer = await (await site.browser()).get("/window/events", params=words, headers=EVENTS)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import shutil
+import threading
 from collections import Counter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 from openclaw.earlier import replies, weights
+from openclaw.earlier.__main__ import Answers
 from openclaw.earlier.replies import ends_of, reply
 from openclaw.earlier.weights import Weights
 from openclaw.exceptions import VersionRefusedError
@@ -43,6 +46,25 @@ def ids_of(model: Any, **changes: Any) -> list[int]:
 def scores_at(model: Any, ids: list[int]) -> torch.Tensor:
     with torch.no_grad():
         return torch.log_softmax(model(torch.tensor([ids])).logits[0, -1].float(), dim=-1)
+
+
+async def test_whoever_waits_for_a_reply_that_is_stopped_hears_of_it() -> None:
+    may_go_on = threading.Event()
+
+    class Loading:
+        def of(self, version: str, person: str | None) -> Any:
+            assert may_go_on.wait(20.0)
+            raise VersionRefusedError("too late", 500)
+
+    answers = Answers(cast(Weights, Loading()))
+    answers.begin(1, None, wanted())
+    waits = asyncio.create_task(answers.next(1))
+    await asyncio.sleep(0)
+    answers.stop(1)
+    with pytest.raises(VersionRefusedError, match="was stopped"):
+        await asyncio.wait_for(waits, 5.0)
+    may_go_on.set()
+    await asyncio.gather(*answers._tasks)
 
 
 def test_log_probabilities_are_the_models_at_the_temperature(model: Any) -> None:
