@@ -107,6 +107,8 @@ ADDRESSES_OF_A_KEY = 64
 """From which a key is known to work; a further one replaces the one that was quiet for longest."""
 MINUTE = 60.0
 FORWARDED = b"x-forwarded-for"
+PORTED = re.compile(r"\[(?P<six>[^\]]+)\](:\d+)?|(?P<four>[\d.]+):\d+", re.ASCII)
+"""An address as some proxies write it: an IPv6 one in brackets, either with the port of the connection."""
 IPV6_PREFIX = 64
 """Bits of an IPv6 address that say whose it is; whoever has one has all below it."""
 
@@ -114,12 +116,14 @@ IPV6_PREFIX = 64
 def sender(scope: Mapping[str, Any]) -> str:
     """Return the address that sent a request of an ASGI scope; for IPv6 its network.
 
-    Of a proxy on this machine it is the last address of ``X-Forwarded-For``, the one that the proxy saw.
+    Of a proxy on this machine it is the last address of ``X-Forwarded-For``, the one that the proxy saw, with or without a port.
     """
     peer = scope["client"][0] if scope.get("client") else ""
     if is_loopback(peer):
         said = [value for name, value in scope["headers"] if name == FORWARDED]
         seen = said[-1].decode("latin-1").rpartition(",")[2].strip() if said else ""
+        if ported := PORTED.fullmatch(seen):
+            seen = ported["six"] or ported["four"]
         return _network(seen) or _network(peer)
     return _network(peer)
 

@@ -4,9 +4,10 @@
 ``GET /window/{view}`` is a page and ``GET /window/json/{view}`` its twin for programs; `openclaw.window` has the views.
 The pages' own script (``/window/window.js``) is the only one that the content policy allows, and all works without it.
 ``POST /window/log_in`` and ``/window/log_out`` are for browsers (`openclaw.gateway.log_in`). ``POST /window/say`` asks the model
-in a conversation of the window's own, and ``POST /window/ask_version`` asks a version of the weights what a turn was asked. The other forms change what routes of the API change: ``/window/feedback``,
-``/window/lessons``, ``/window/adapter``, ``/window/forget``, ``/window/forget_conversation``, and for an admin
-``/window/weights``. ``GET /window/export`` is a person's own adapter.
+in a conversation of the window's own, or in two with two versions of the weights, and ``POST /window/ask_version`` asks a version
+what a turn was asked. The other forms change what routes of the API change: ``/window/feedback``, ``/window/lessons``,
+``/window/adapter``, ``/window/forget``, ``/window/forget_conversation``, and for an admin ``/window/weights``.
+``GET /window/export`` is a person's own adapter.
 
 Guarantees: a key sees what it owns and its children own, an admin key everything; any other id gets the 404 of an unknown one.
 Nothing is rendered or read in this process: another one does (`openclaw.runtime.window`), so that a page costs no reply its
