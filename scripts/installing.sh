@@ -96,3 +96,12 @@ install_for_sandboxes() {
     compile_environment
     echo "$digest" >"$folder/.installed"
 }
+
+# Install the lock's packages into a folder of their own, beside the environment, and mark it; the words are those of the script.
+install_beside() {
+    local digest
+    digest="$(digest_of "$python" "$lock")"
+    begin_install "$digest" "$@"
+    locked_pip install --only-binary :all: --target "$folder/lib" -r "$lock"
+    echo "$digest" >"$folder/.installed"
+}

@@ -11,7 +11,4 @@ usage: scripts/setup_triton.sh [--check]
   --check    exit 0 if it is installed as locked, 1 if not; install nothing
 TEXT
 
-digest="$(digest_of "$python" "$lock")"
-begin_install "$digest" "$@"
-locked_pip install --only-binary :all: --target "$folder/lib" -r "$lock"
-echo "$digest" >"$folder/.installed"
+install_beside "$@"
