@@ -297,12 +297,3 @@ def _meta(folder: Path) -> dict[str, Any]:
         return json.loads((folder / STATE).read_text())
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{folder} cannot be read: {error}") from error
-
-
-def plan_in(folder: Path) -> ModelPlan:
-    """Return the plan of the model in a folder.
-
-    Raises:
-        CheckpointError: it cannot be read.
-    """
-    return ModelPlan.of_json(_meta(folder)["plan"])
