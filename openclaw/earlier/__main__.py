@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import socket
 import sys
 import threading
 from pathlib import Path
@@ -23,7 +22,7 @@ from openclaw.earlier.replies import reply
 from openclaw.earlier.weights import Weights
 from openclaw.engine.client import TokenChunk
 from openclaw.exceptions import VersionRefusedError
-from openclaw.gateway.channel import Channel
+from openclaw.gateway.channel import answered_over
 from openclaw.gateway.earlier import Wanted
 from openclaw.runs.folder import run_at
 
@@ -111,14 +110,6 @@ class Answers:
             answer.fail(VersionRefusedError(f"version {wanted.version} cannot answer; the server's log says why", 500))
 
 
-async def answer(answers: Answers, descriptor: int) -> None:
-    """Answer what comes over the socket of ``descriptor`` until the other end is closed."""
-    over = asyncio.Event()
-    channel = Channel({"begin": answers.begin, "next": answers.next, "stop": answers.stop}, over.set)
-    await channel.open(socket.socket(fileno=descriptor))
-    await over.wait()
-
-
 def main() -> None:
     """Run the process."""
     watch_lifeline()
@@ -128,7 +119,8 @@ def main() -> None:
     torch.set_num_threads(max(1, usable_cores() // 2))
     disable_progress_bar()
     answers = Answers(Weights(run_at(Path(run_dir), Path(ledger))))
-    asyncio.run(answer(answers, int(descriptor)))
+    functions = {"begin": answers.begin, "next": answers.next, "stop": answers.stop}
+    asyncio.run(answered_over(int(descriptor), functions))
     os._exit(0)  # a reply that is still made has nobody to read it
 
 

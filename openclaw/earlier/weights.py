@@ -22,7 +22,7 @@ from openclaw.exceptions import VersionRefusedError
 from openclaw.runs.folder import RunFolder
 from openclaw.runs.leave import MegatronError, base_of, write_version
 from openclaw.runtime.adapters import BASE_VERSION
-from openclaw.runtime.earlier import identity_of
+from openclaw.runtime.kept_versions import identity_of
 from openclaw.runtime.where import scratch_of
 from slime.exceptions import PeopleError, SlimeError
 from slime.utils.hf_checkpoint import files_of_weights

@@ -164,3 +164,10 @@ def _error(kind: type[Exception], args: tuple[Any, ...], attributes: dict[str, A
     error.args = args
     error.__dict__.update(attributes)
     return error
+
+
+async def answered_over(descriptor: int, functions: Mapping[str, Function]) -> None:
+    """Answer with ``functions`` over the socket of ``descriptor`` until the other end is closed."""
+    over = asyncio.Event()
+    await Channel(functions, over.set).open(socket.socket(fileno=descriptor))
+    await over.wait()

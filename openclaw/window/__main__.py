@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import sys
 from collections.abc import Sequence
 
 from groundwork.process import watch_lifeline
-from openclaw.gateway.channel import Channel
+from openclaw.gateway.channel import answered_over
 from openclaw.gateway.window_views import Asked
 from openclaw.window.changes import Changes
 from openclaw.window.views import Window, open_window
@@ -23,7 +22,7 @@ NICE = 5
 
 async def answer(window: Window, descriptor: int) -> None:
     """Answer what comes over the socket of ``descriptor`` until the other end is closed."""
-    over, looking = asyncio.Event(), asyncio.Lock()
+    looking = asyncio.Lock()
     changes = Changes(window)
 
     async def show(asked: Asked) -> bytes:
@@ -41,9 +40,8 @@ async def answer(window: Window, descriptor: int) -> None:
         await asyncio.to_thread(window.accept)
         return b""
 
-    channel = Channel({"show": show, "revisions": revisions, "roll_back": roll_back, "accept": accept}, over.set)
-    await channel.open(socket.socket(fileno=descriptor))
-    await over.wait()
+    functions = {"show": show, "revisions": revisions, "roll_back": roll_back, "accept": accept}
+    await answered_over(descriptor, functions)
 
 
 def main() -> None:

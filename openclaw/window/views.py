@@ -48,7 +48,7 @@ from openclaw.runs.folder import RunFolder, open_run, run_at
 from openclaw.runs.metrics_file import Series, read_series
 from openclaw.runs.outcome import outcome
 from openclaw.runtime.adapters import BASE_VERSION, RunAdapters, accepted_versions
-from openclaw.runtime.earlier import kept_or_base
+from openclaw.runtime.kept_versions import kept_or_base
 from openclaw.training.pace import FAIR_SECONDS
 from openclaw.window.lanes import counts_of
 from openclaw.window.pages import render
