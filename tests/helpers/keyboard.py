@@ -36,9 +36,13 @@ class Keyboard:
         async with self.page.expect_navigation():
             await self.page.keyboard.press("Enter")
 
+    async def write(self, field: str, words: str) -> None:
+        """Type words into the field that a new page gives the focus, which may be after the page has loaded."""
+        await self.page.locator(f"#{field}:focus").wait_for()
+        await self.page.keyboard.type(words)
+
     async def log_in(self, key: str) -> None:
         """Type a key into the form that has the focus."""
-        assert await self.page.evaluate("document.activeElement.id") == "key", "the field has the focus"
-        await self.page.keyboard.type(key)
+        await self.write("key", key)
         async with self.page.expect_navigation():
             await self.page.keyboard.press("Enter")

@@ -136,7 +136,7 @@ async def test_the_whole_way_by_keyboard(run: LiveRun, opened: Opener, elsewhere
 
     await desk.press("Talk to it")
     await desk.press("Compare two versions")
-    await page.keyboard.type("What is 3 plus 3?")
+    await desk.write("text", "What is 3 plus 3?")
     await desk.press("Send")
     assert await page.locator("section .reply").count() == 2
 

@@ -138,7 +138,7 @@ async def test_everything_can_be_done_by_keyboard(opened: Opener) -> None:
         (None, "Please no bold.", "ann"),
     ]
     await desk.press("Talk to it")
-    await page.keyboard.type("Hello?")
+    await desk.write("text", "Hello?")
     await desk.tab_to("Send")
     await page.keyboard.press("Enter")
     await page.get_by_role("button", name="Good reply, turn 1").wait_for()
@@ -166,11 +166,11 @@ async def test_everything_can_be_done_by_keyboard(opened: Opener) -> None:
 
 async def test_without_scripts_one_talks_as_well(opened: Opener) -> None:
     desk = await opened(java_script_enabled=False)
-    await desk.page.keyboard.type("ann-key-123456")
+    await desk.write("key", "ann-key-123456")
     async with desk.page.expect_navigation():
         await desk.page.keyboard.press("Enter")
     await desk.page.goto(f"{desk.url}/window/chat")
-    await desk.page.keyboard.type("Hello?")
+    await desk.write("text", "Hello?")
     async with desk.page.expect_navigation():
         await desk.page.get_by_role("button", name="Send").press("Enter")
     assert "Hello you." in await desk.page.locator(".reply").inner_text()
@@ -181,7 +181,7 @@ async def test_an_earlier_version_is_asked_and_compared_by_keyboard(opened: Open
     page = desk.page
     await log_in(desk)
     await desk.press("Talk to it")
-    await page.keyboard.type("Who are you?")
+    await desk.write("text", "Who are you?")
     await page.keyboard.press("Tab")
     assert await page.evaluate("document.activeElement.id") == "version"
     await page.keyboard.press("End")
@@ -195,7 +195,7 @@ async def test_an_earlier_version_is_asked_and_compared_by_keyboard(opened: Open
     assert "only replies of the version that serves" in await page.locator("main [role=status]").inner_text()
     await desk.press("Compare two versions")
     for words in ("Who are you two?", "And now?"):
-        await page.keyboard.type(words)
+        await desk.write("text", words)
         await desk.press("Send")
     columns = page.locator(".columns section")
     for place, said in enumerate(("Hello you.", "version 0")):
@@ -221,7 +221,7 @@ async def test_a_reply_appears_while_it_is_written(opened: Opener) -> None:
     await log_in(desk)
     await desk.press("Talk to it")
     gate = engine.token_gate = asyncio.Semaphore(2)
-    await page.keyboard.type("Hello?")
+    await desk.write("text", "Hello?")
     await desk.tab_to("Send")
     await page.keyboard.press("Enter")
     reply = page.locator(".reply")
@@ -253,7 +253,7 @@ async def test_who_leaves_the_page_aborts_the_reply(opened: Opener) -> None:
     await log_in(desk)
     await desk.press("Talk to it")
     desk.engine.token_gate = asyncio.Semaphore(2)
-    await desk.page.keyboard.type("Hello?")
+    await desk.write("text", "Hello?")
     await desk.tab_to("Send")
     await desk.page.keyboard.press("Enter")
     await playwright.expect(desk.page.locator(".reply")).to_contain_text("He")
