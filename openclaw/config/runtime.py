@@ -108,6 +108,7 @@ class RuntimeConfig(RuntimeVariables):
         if self.debug and self.log_level != DEBUG_LEVEL:
             raise ConfigError(f"OPENCLAW_DEBUG=1 contradicts ROLLOUT_LOG_LEVEL={self.log_level}; unset one of them")
         self._check_judge()
+        self._check_teacher()
         TrainWhen.read(self.train_when)
         if self.offline and self.pace == "session":
             raise ConfigError(
@@ -151,6 +152,27 @@ class RuntimeConfig(RuntimeVariables):
         if self.judged_elsewhere and self.opd_teacher == "prm":
             raise ConfigError(
                 "OPENCLAW_OPD_TEACHER=prm needs a judge engine of the run; set policy, or unset the other judge"
+            )
+
+    def _check_teacher(self) -> None:
+        """Raise ConfigError if the variables name two teachers, or half of one, or give a password where plans and logs show it."""
+        if not self.teacher_url:
+            half = {
+                "OPENCLAW_TEACHER_TOKENIZER": self.teacher_tokenizer,
+                "OPENCLAW_TEACHER_API_KEY": self.teacher_api_key,
+            }
+            for name in (name for name, value in half.items() if value):
+                raise ConfigError(f"{name} belongs to OPENCLAW_TEACHER_URL, which is not set; set it")
+            return
+        if names_a_user(self.teacher_url):
+            raise ConfigError(
+                "OPENCLAW_TEACHER_URL: leave the name and password out of the URL; OPENCLAW_TEACHER_API_KEY holds the key"
+            )
+        if not self.teacher_url.startswith(("http://", "https://")):
+            raise ConfigError(f"OPENCLAW_TEACHER_URL={self.teacher_url!r} is not an HTTP URL; write http://HOST:PORT")
+        if self.opd_teacher == "prm":
+            raise ConfigError(
+                "OPENCLAW_TEACHER_URL and OPENCLAW_OPD_TEACHER=prm both name a teacher; unset one of them"
             )
 
     @property

@@ -449,6 +449,17 @@ class RuntimeVariables(GateVariables):
     opd_teacher: Literal["policy", "prm"] = variable(
         "OPENCLAW_OPD_TEACHER", "policy", "engine whose model is the teacher"
     )
+    teacher_url: str | None = variable(
+        "OPENCLAW_TEACHER_URL",
+        None,
+        "SGLang server of another model that is the teacher, like http://HOST:PORT; it reads the conversations, see teachers.md",
+    )
+    teacher_tokenizer: str | None = variable(
+        "OPENCLAW_TEACHER_TOKENIZER",
+        None,
+        "folder or name of the tokenizer and chat template of OPENCLAW_TEACHER_URL's model; default: the policy's",
+    )
+    teacher_api_key: str | None = variable("OPENCLAW_TEACHER_API_KEY", None, "key of OPENCLAW_TEACHER_URL", secret=True)
     max_tool_turns: int = variable(
         "OPENCLAW_MAX_TOOL_TURNS",
         8,

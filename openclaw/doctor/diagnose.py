@@ -387,7 +387,7 @@ def no_teacher(look: Look) -> Iterator[Finding]:
             Severity.LOSES,
             "the teacher gives no log-probabilities for hinted replies",
             f"{part(count, max(hinted, count))} of the newest hinted turns",
-            "read runtime.log about the teacher; with OPENCLAW_OPD_TEACHER=prm the judge needs the policy's tokenizer",
+            "read runtime.log about the teacher; --dry-run says how OPENCLAW_TEACHER_URL or OPENCLAW_OPD_TEACHER=prm scores",
         )
 
 

@@ -1,7 +1,7 @@
 """HTTP client of an engine's `/generate`, and the judge on top of it.
 
-Guarantees: the engine gets ids (rendered by the judge's own tokenizer), never text. Only transport errors and 5xx are
-retried, a bounded number of times; a 4xx is the caller's fault and raised at once. One `EngineHttp` has at most
+Guarantees: the engine gets ids (rendered by the judge's own tokenizer), never text. Only transport errors, 5xx
+and `MENDABLE` are retried, a bounded number of times; any other 4xx is the caller's fault and raised at once. One `EngineHttp` has at most
 ``concurrency`` concurrent requests. Retries are counted. Every request has a cache key that no client's request has
 (`openclaw.engine.client`), because prompts of judge and teacher contain conversations.
 """
@@ -9,6 +9,7 @@ retried, a bounded number of times; a 4xx is the caller's fault and raised at on
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
@@ -28,7 +29,11 @@ from openclaw.judge.prompts import Variant
 from openclaw.ledger.records import JudgeKind, Vote
 from openclaw.owners import root
 
+logger = logging.getLogger(__name__)
+
 TAIL_TOKENS = 16
+MENDABLE = (401, 402, 403, 404, 408, 429)
+"""Client errors that another request may not get: a key, a bill, an address or a limit that a person or time changes."""
 PROBE: dict[str, Any] = {"input_ids": [0], "sampling_params": {"temperature": 0.0, "max_new_tokens": 1}}
 PROBE_TIMEOUT_SECONDS = 5.0
 T = TypeVar("T")
@@ -78,6 +83,7 @@ class EngineHttp:
         retries: int = 2,
         backoff: float = 0.2,
         per_person: bool = False,
+        key: str | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         """Create a client of ``url``.
@@ -90,6 +96,7 @@ class EngineHttp:
             backoff: seconds before the first retry, doubled for each further one.
             per_person: whether the engine has an adapter per person. Then that of the owner answers, and the base model if there
                 is no owner, unless the payload names another; an answer of somebody else's adapter is an error.
+            key: sent as a bearer token, or None.
             transport: stand-in for tests.
         """
         self.url = url.rstrip("/")
@@ -100,7 +107,10 @@ class EngineHttp:
         self._backoff = backoff
         self._slots = asyncio.Semaphore(concurrency)
         limits = httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
-        self._client = httpx.AsyncClient(timeout=timeout, limits=limits, transport=transport, trust_env=False)
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        self._client = httpx.AsyncClient(
+            timeout=timeout, limits=limits, headers=headers, transport=transport, trust_env=False
+        )
 
     async def close(self) -> None:
         """Close the connections."""
@@ -111,7 +121,7 @@ class EngineHttp:
 
         Raises:
             EngineUnavailableError: after the last retry.
-            EngineRefusedError: on a 4xx, with the engine's message, or somebody else's adapter answered.
+            EngineRefusedError: on any other 4xx, with the engine's message, or somebody else's adapter answered.
         """
         async with self._slots:
             for attempt in range(self._retries):
@@ -153,7 +163,7 @@ class EngineHttp:
             raise EngineRefusedError(f"{self.url}: {error}") from error
         except (httpx.HTTPError, ValueError) as error:
             raise EngineUnavailableError(f"{self.url}: {type(error).__name__}: {error}") from error
-        if response.status_code >= 500:
+        if response.status_code >= 500 or response.status_code in MENDABLE:
             raise EngineUnavailableError(f"{self.url}: HTTP {response.status_code}: {response.text[:300]}")
         raise EngineRefusedError(f"{self.url}: HTTP {response.status_code}: {response.text[:300]}")
 
@@ -186,6 +196,65 @@ class BaseModel:
 
     async def close(self) -> None:
         """No-op: the engine is closed by its owner."""
+
+
+class NamedTokenizer:
+    """Somebody else's engine, which a person says has a certain tokenizer.
+
+    Guarantees: it gets ids only after it cut a text into the same ids as that tokenizer. An engine without a tokenizer of its own
+    cannot show that, and is trusted with a warning.
+    """
+
+    TEXT = "Token by token: na\u00efve caf\u00e9, 12.5 %, \u4f60\u597d,  <b>end</b>\n"
+
+    def __init__(self, engine: EngineHttp, tokenizer: Any, variable: str) -> None:
+        """Own ``engine``; ``variable`` says where a person named the tokenizer."""
+        self._engine = engine
+        self._ids = list(tokenizer(self.TEXT).input_ids)
+        self._variable = variable
+        self._known = False
+
+    async def check(self) -> None:
+        """Ask the engine to cut a text, unless it has done so before.
+
+        Raises:
+            EngineUnavailableError: it is away, or has another tokenizer, which a person can mend.
+        """
+        if self._known:
+            return
+        sampling = {"max_new_tokens": 1, "temperature": 0.0}
+        asked = {"text": self.TEXT, "sampling_params": sampling, "return_logprob": True, "logprob_start_len": 0}
+        try:
+            answer = await self._engine.generate(asked)
+            ids = [entry[1] for entry in answer["meta_info"]["input_token_logprobs"]]
+        except EngineRefusedError as error:
+            logger.warning(
+                "nobody can tell whether %s has the tokenizer of %s: %s", self._engine.url, self._variable, error
+            )
+        else:
+            if ids != self._ids:
+                raise EngineUnavailableError(
+                    f"{self._engine.url} has another tokenizer than {self._variable}; name the folder of that server's model"
+                )
+        self._known = True
+
+    async def generate(self, payload: dict[str, Any], owner: str | None = None) -> dict[str, Any]:
+        """Return the engine's answer; see `Engine.generate` and `check`."""
+        await self.check()
+        return await self._engine.generate(payload, owner)
+
+    async def answers(self) -> bool:
+        """Return whether the engine has the tokenizer and gives a token now."""
+        try:
+            async with asyncio.timeout(PROBE_TIMEOUT_SECONDS):
+                await self.check()
+        except (EngineUnavailableError, TimeoutError):
+            return False
+        return await self._engine.answers()
+
+    async def close(self) -> None:
+        """Close the engine's connections."""
+        await self._engine.close()
 
 
 def _unless_aborted(answer: dict[str, Any], url: str) -> dict[str, Any]:

@@ -33,7 +33,7 @@ import httpx
 from groundwork.exceptions import ConfigError
 from openclaw.exceptions import EngineRefusedError, EngineUnavailableError
 from openclaw.judge.answers import SCORES, read_vote, usable_hint
-from openclaw.judge.client import PROBE_TIMEOUT_SECONDS, JudgeSampling, together
+from openclaw.judge.client import MENDABLE, PROBE_TIMEOUT_SECONDS, JudgeSampling, together
 from openclaw.judge.interface import Question
 from openclaw.judge.prompts import Variant
 from openclaw.ledger.records import JudgeKind, Vote
@@ -41,8 +41,6 @@ from openclaw.messages.text import content_text
 from openclaw.method import JudgePlan
 from openclaw.method.loading import raised, resolve
 
-MENDABLE = (401, 402, 403, 404, 408, 429)
-"""Client errors that another request may not get: a key, a bill, an address or a limit that a person or time changes."""
 GIVEN_UP = ("abort", "error")
 """How a server ends an answer that it did not finish, for no fault of the judge."""
 MAX_PAUSE = 30.0

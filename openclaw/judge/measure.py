@@ -33,7 +33,8 @@ from openclaw.exceptions import EngineRefusedError, EngineUnavailableError, Judg
 from openclaw.judge.client import Engine, together
 from openclaw.judge.interface import Judge, Question
 from openclaw.judge.prompts import obeys_messages
-from openclaw.judge.teacher import Render, score, with_served_ids
+from openclaw.judge.reading import Render, with_served_ids
+from openclaw.judge.teacher import score
 from openclaw.judge.voting import JudgeMetrics
 from openclaw.ledger.exceptions import LedgerUnavailableError
 from openclaw.ledger.records import Turn

@@ -6,10 +6,6 @@ Guarantees: ids are joined (the teacher's prompt ids + response ids), never text
 token. Scoring starts one token early, because an engine gives no value for the first position that it scores. So the
 first response token has a true log-probability.
 
-The teacher's prompt is the student's but for the hint: what stands around it keeps the ids that were served, because replies
-that the policy sampled earlier may have other ids than their text gives (`with_served_ids`). Only where such replies stand on
-both sides of the hint is the teacher's prompt as rendered.
-
 Temperature: a turn's stored log-probabilities are at its sampling temperature, but an engine scores given tokens only at
 temperature 1. So both prompts are scored. With s = score of the reply under the turn's own prompt, and t = its score
 under the teacher's prompt,
@@ -19,9 +15,21 @@ under the teacher's prompt,
 (A turn that read lessons is scored under its plain prompt, or the lessons would cancel the hint.)
 
 so that teacher_log_probs - response_logprobs, the advantage of on-policy distillation, is exactly the log ratio of the
-two distributions at temperature 1, free of any temperature mismatch. Both scores come from the same weights: when the
-engine's weights change in between, scoring starts again. The top K (`TopK`) are the engine's own numbers at temperature
-1, where the loss compares them.
+two distributions at temperature 1, free of any temperature mismatch. The top K (`TopK`) are the engine's own numbers at
+temperature 1, where the loss compares them.
+
+If the teacher is the policy itself, both scores come from the same weights: when the engine's weights change in between, scoring
+starts again. If it is another model, s is of the weights that serve now. The term then is 0 exactly where the policy at temperature 1
+is the teacher. At a sampling temperature T it also has the right direction: with ``log p_T(v) = log p(v) / T - log Z``,
+
+    t - s = T (log p_T(v) of the teacher - log p_T(v) of the policy) + T (log Z of the teacher - log Z of the policy),
+
+and the last part is the same for every token of a position. So ``E[(t - s) grad log pi_T]`` over the policy's own samples is
+``-T grad KL(pi_T, teacher_T)``.
+
+A teacher with another tokenizer scores spans of text (`openclaw.judge.reading`). A token of the policy without a counterpart
+keeps the log-probability that it was sampled with: its term is exactly 0, as that of a sample without a teacher, it stays in every
+normaliser, and `Verdict.teacher_untaught` counts it.
 
 Of several hints one is chosen by how far the teacher that reads it agrees with the policy. A hint is the better for
 distillation, the more of the policy's most likely tokens are the teacher's too: there the two distributions can be
@@ -70,16 +78,17 @@ import asyncio
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from groundwork.chat_messages import Message, pictures_in
 from openclaw.engine.client import scoring_payload
 from openclaw.exceptions import EngineUnavailableError, JudgeError, TeacherMismatchError
 from openclaw.judge.client import Engine, together
+from openclaw.judge.reading import OtherModel, Reading, Render, prompt_under
 from openclaw.judge.voting import JudgeMetrics
-from openclaw.ledger.records import PlainPart, TopK, Turn, Verdict, Vote
+from openclaw.ledger.records import TopK, Turn, Verdict, Vote
 from openclaw.messages.hints import append_hint
 from openclaw.method import HintChoice, JudgePlan, TeacherContext
 from openclaw.owners import owner_of
@@ -149,7 +158,6 @@ def log_normaliser(log_probs: Sequence[float], power: float) -> float | None:
     return power * most + math.log(inside + rest / 2)
 
 
-Render = Callable[[Sequence[Message], list[dict[str, Any]] | None, dict[str, Any]], list[int]]
 VERSION_TRIES = 3
 
 
@@ -164,11 +172,12 @@ class Scores:
 
 @dataclass(frozen=True)
 class TeacherScore:
-    """A turn's teacher log-probabilities, the weight versions of both scores, and the teacher's top K."""
+    """A turn's teacher log-probabilities, the weight versions of both scores, the teacher's top K, and tokens without a term by reason."""
 
     log_probs: tuple[float, ...]
     versions: tuple[str, ...]
     topk: TopK | None = None
+    untaught: dict[str, int] = field(default_factory=dict[str, int])
 
 
 async def score(
@@ -240,58 +249,47 @@ def context_of(context: TeacherContext, turn: Turn, verdict: Verdict) -> Sequenc
         raise TeacherMismatchError(f"turn {turn.id}: {error}") from error
 
 
-def with_served_ids(served: Sequence[int], plain: Sequence[int], hinted: Sequence[int]) -> list[int] | None:
-    """Return the prompt ``served`` with the change that leads from ``plain`` to ``hinted``; None if it has no place there.
-
-    Args:
-        served: ids of the prompt that the policy read.
-        plain: ids of its messages as rendered.
-        hinted: ids of the messages with the hint as rendered.
-    """
-    change = PlainPart.between(hinted, plain)
-    new, after = hinted[change.start : change.end], plain[change.start + len(change.ids) :]
-    old = [*change.ids, *after]
-    if len(old) <= len(served) and list(served[len(served) - len(old) :]) == old:
-        return [*served[: len(served) - len(old)], *new, *after]
-    old = [*plain[: change.start], *change.ids]
-    if list(served[: len(old)]) == old:
-        return [*plain[: change.start], *new, *served[len(old) :]]
-    return None
-
-
-def prompt_under(render: Render, turn: Turn, messages: Sequence[Message]) -> list[int]:
-    """Return the prompt ids of a turn with ``messages`` in place of its own; see the module about ids that were served.
+def read(render: Render, other: OtherModel | None, turn: Turn, messages: Sequence[Message]) -> Reading:
+    """Return what the teacher reads: another model in its own way, the policy with ``render``.
 
     Raises:
-        TeacherMismatchError: the template refuses the messages.
+        TeacherMismatchError: see `OtherModel.read`.
     """
-    try:
-        hinted, plain = (render(each, turn.tools, turn.chat_template_kwargs) for each in (messages, turn.messages))
-    except ValueError as error:
-        raise TeacherMismatchError(f"turn {turn.id}: {error}") from error
-    student = turn.student_ids
-    return hinted if student == plain else with_served_ids(student, plain, hinted) or hinted
+    if other is not None:
+        return other.read(turn, messages)
+    return Reading.of_same_tokens(prompt_under(render, turn, messages), turn.response_ids)
 
 
 class TeacherScorer:
     """Scores replies under the teacher's prompt, at most ``concurrency`` turns at a time."""
 
-    def __init__(self, *, policy: Engine, teacher: Engine, render: Render, concurrency: int, topk: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        policy: Engine,
+        teacher: Engine,
+        render: Render,
+        concurrency: int,
+        topk: int = 0,
+        other: OtherModel | None = None,
+    ) -> None:
         """Create a scorer.
 
         Args:
             policy: the policy's engine; scores the reply under the turn's own prompt.
             teacher: scores the reply under the teacher's prompt: the same object for self-distillation, or another
-            model's engine with the policy's tokenizer.
+            model's engine.
             render: renders messages, tools and template keywords to prompt ids, as the gateway does; called in a
             thread.
             concurrency: most turns at a time.
             topk: size of the teacher's top K; 0 for none.
+            other: how the teacher reads a turn, if it is another model; None: as the policy does.
         """
         self._topk = topk
         self._policy = policy
         self._teacher = teacher
         self._render = render
+        self._other = other
         self._slots = asyncio.Semaphore(concurrency)
 
     async def score_turn(self, turn: Turn, messages: Sequence[Message]) -> TeacherScore:
@@ -301,12 +299,12 @@ class TeacherScorer:
             TeacherMismatchError: if they are unusable.
             JudgeError: if an engine was unavailable, or its weights changed during every try.
         """
-        prompt_ids = await asyncio.to_thread(prompt_under, self._render, turn, messages)
+        reading = await asyncio.to_thread(read, self._render, self._other, turn, messages)
         async with self._slots:
             owner = owner_of(turn.session_id)
             for _ in range(VERSION_TRIES):
                 teacher, student = await together(
-                    score(self._teacher, prompt_ids, turn.response_ids, self._topk, owner=owner),
+                    score(self._teacher, reading.prompt_ids, reading.reply_ids, self._topk, owner=owner),
                     score(self._policy, turn.student_ids, turn.response_ids, owner=owner),
                 )
                 if self._teacher is not self._policy or teacher.weight_version == student.weight_version:
@@ -315,14 +313,13 @@ class TeacherScorer:
                 raise EngineUnavailableError(
                     f"the weights changed during each of {VERSION_TRIES} tries to score a turn"
                 )
+        terms = reading.terms(teacher.log_probs, student.log_probs)
         log_probs = tuple(
-            sampled + (taught - without)
-            for sampled, taught, without in zip(
-                turn.response_logprobs, teacher.log_probs, student.log_probs, strict=True
-            )
+            sampled if term is None else sampled + term
+            for sampled, term in zip(turn.response_logprobs, terms, strict=True)
         )
         versions = tuple(dict.fromkeys((teacher.weight_version, student.weight_version)))
-        return TeacherScore(log_probs, versions, teacher.topk)
+        return TeacherScore(log_probs, versions, teacher.topk, reading.untaught)
 
 
 @dataclass(frozen=True)
@@ -356,6 +353,7 @@ class SupportScorer:
         rows: int,
         concurrency: int,
         teaches_itself: bool = False,
+        other: OtherModel | None = None,
     ) -> None:
         """Create a scorer.
 
@@ -366,8 +364,10 @@ class SupportScorer:
             rows: how many of its likeliest tokens the teacher reports per position, at least K.
             concurrency: most turns at a time.
             teaches_itself: whether the teacher is the policy's engine.
+            other: how the teacher reads a turn, if it is another model; it scores token by token.
         """
         self._teacher = teacher
+        self._other = other
         self._teaches_itself = teaches_itself
         self._render = render
         self._choice: HintChoice = choice
@@ -383,7 +383,8 @@ class SupportScorer:
         """
         if turn.response_topk is None:
             raise TeacherMismatchError(f"turn {turn.id} was recorded without the policy's likeliest tokens")
-        prompts = [await asyncio.to_thread(prompt_under, self._render, turn, messages) for messages in contexts]
+        readings = [await asyncio.to_thread(read, self._render, self._other, turn, messages) for messages in contexts]
+        prompts = [reading.prompt_ids for reading in readings]
         async with self._slots:
             for _ in range(VERSION_TRIES):
                 if (found := await self._score(turn, turn.response_topk.ids, prompts)) is not None:
@@ -533,8 +534,16 @@ class Teaching:
             self._metrics.teacher_failures.labels(kind=kind).inc()
             logger.error("turn %s has no teacher logprobs (%s): %s", turn.id, kind, error)
             return verdict
+        untaught = scored.untaught
+        taught = {"taught": len(scored.log_probs) - sum(untaught.values())}
+        for outcome, count in {**taught, **untaught}.items():
+            self._metrics.teacher_tokens.labels(outcome=outcome).inc(count)
         return replace(
-            verdict, teacher_log_probs=scored.log_probs, teacher_versions=scored.versions, teacher_topk=scored.topk
+            verdict,
+            teacher_log_probs=scored.log_probs,
+            teacher_versions=scored.versions,
+            teacher_topk=scored.topk,
+            teacher_untaught=untaught,
         )
 
     async def _with_support(self, teacher: SupportScorer, turn: Turn, verdict: Verdict) -> Verdict:

@@ -71,6 +71,12 @@ class JudgeMetrics:
             ["kind"],
             registry=registry,
         )
+        self.teacher_tokens = PrometheusCounter(
+            "openclaw_judge_teacher_tokens",
+            "Tokens of replies that a teacher scored: taught, or why it has no number for one: control, unaligned, see teachers.md",
+            ["outcome"],
+            registry=registry,
+        )
         self.teacher_positions = PrometheusCounter(
             "openclaw_judge_teacher_positions",
             "Positions at which the teacher scored the policy's top K: with the whole reply, or by a request of their own",

@@ -36,15 +36,15 @@ from groundwork.exceptions import ConfigError
 from groundwork.processors import load_tokenizer
 from openclaw.config.runtime import RuntimeConfig, listed
 from openclaw.exceptions import EngineRefusedError, EngineUnavailableError, TeacherMismatchError
-from openclaw.judge.client import BaseModel, Engine, EngineHttp, JudgeClient, JudgeSampling, together
+from openclaw.judge.client import BaseModel, Engine, EngineHttp, JudgeClient, JudgeSampling, NamedTokenizer, together
 from openclaw.judge.endpoint import ClassJudge, EndpointJudge, load_class_judge
 from openclaw.judge.hygiene import Limits
 from openclaw.judge.interface import Judge, NoJudge
 from openclaw.judge.lessons import LessonWriter, Reading
 from openclaw.judge.measure import LessonMeter, ReadReply, Rubric
+from openclaw.judge.reading import OtherModel, Render
 from openclaw.judge.teacher import (
     VERSION_TRIES,
-    Render,
     SupportScorer,
     TeacherScorer,
     log_normaliser,
@@ -63,6 +63,8 @@ from openclaw.owners import owner_of
 logger = logging.getLogger(__name__)
 
 PROBE_SECONDS = 1.0
+LOOK_SECONDS = 10.0
+"""How long a start waits for the first answer of a teacher that is another model."""
 
 
 class Probed(Protocol):
@@ -120,7 +122,7 @@ class Asked(Probed, Protocol):
 
 @dataclass(frozen=True)
 class JudgeLoop:
-    """A worker, and the judge or its engine and the policy's engine, which it asks.
+    """A worker, and what it asks: the judge or its engine, the policy's engine, and a teacher that is no engine of the run.
 
     ``student_topk`` is how many of the policy's likeliest tokens its method needs at each position of a reply. ``scorer``
     scores the turns of logs in a run that trains from them. ``meter`` measures lessons after updates, and ``rubric`` scores
@@ -189,10 +191,15 @@ def build_judge_loop(
         config.policy_url or "", timeout=patience, concurrency=scores, per_person=config.adapter_per_person
     )
     judge, engine = build_judge(config, plan, patience, scores)
-    teacher = build_teacher(
-        config, plan, policy, policy if engine is None or config.opd_teacher == "policy" else engine, render
-    )
-    asked = (judge if engine is None else engine, policy)
+    asked: tuple[Asked, ...] = (judge if engine is None else engine, policy)
+    taught_by: Engine = policy if engine is None or config.opd_teacher == "policy" else engine
+    other = other_model(config, plan, render)
+    if config.teacher_url and other is not None:
+        taught_by = teacher_elsewhere(config, patience, scores)
+        asked += (taught_by,)
+    if other is not None:
+        logger.info("teacher %s, %s", config.teacher_url or config.judge_tokenizer, other.mode)
+    teacher = build_teacher(config, plan, policy, taught_by, render, other)
     metrics = JudgeMetrics(registry)
     worker = JudgeWorker(
         ledger,
@@ -263,8 +270,93 @@ def build_writer(config: RuntimeConfig, ledger: Ledger, judge: Judge, metrics: J
     return LessonWriter(ledger, judge, metrics, default=config.lessons, reads=reads, timeout=config.judge_seconds)
 
 
+def other_model(config: RuntimeConfig, plan: JudgePlan, render: Render) -> OtherModel | None:
+    """Return how the teacher reads turns if it is another model than the policy; else None.
+
+    Raises:
+        ConfigError: the teacher has no use or no usable tokenizer, or the plan compares tokens that only one of the two has.
+    """
+    if not plan.needs_teacher:
+        if config.teacher_url:
+            raise ConfigError("OPENCLAW_TEACHER_URL has no effect: the method has no teacher; unset it")
+        return None
+    if not config.teacher_url and config.opd_teacher == "policy":
+        return None
+    config.require("tokenizer")
+    own, (variable, name) = config.tokenizer or "", _teacher_tokenizer(config)
+    policy, teacher = _tokenizer("OPENCLAW_TOKENIZER", own), _tokenizer(variable, name)
+    try:
+        other = OtherModel(policy, teacher, render)
+    except ValueError as error:
+        raise ConfigError(f"{variable}={name}: {error}") from error
+    if (plan.student_topk or config.distill_topk) and not other.token_by_token:
+        raise ConfigError(
+            f"the method compares the likeliest tokens of teacher and policy (--distill-topk {config.distill_topk}), but "
+            f"{variable}={name} has another tokenizer than {own}, or ends replies with another token; use --method combine "
+            "or --method opd, or a teacher with the policy's tokenizer"
+        )
+    return other
+
+
+def _teacher_tokenizer(config: RuntimeConfig) -> tuple[str, str]:
+    """Return the name of the tokenizer of a teacher that is another model, after the variable that says so."""
+    if not config.teacher_url:
+        return "OPENCLAW_JUDGE_TOKENIZER", config.judge_tokenizer or ""
+    if config.teacher_tokenizer:
+        return "OPENCLAW_TEACHER_TOKENIZER", config.teacher_tokenizer
+    return "OPENCLAW_TOKENIZER", config.tokenizer or ""
+
+
+def _tokenizer(variable: str, name: str) -> Any:
+    try:
+        return load_tokenizer(name)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{variable}={name}: no such folder with a tokenizer ({str(error)[:200]}); name one"
+        ) from error
+
+
+def teacher_elsewhere(config: RuntimeConfig, patience: float, scores: int) -> NamedTokenizer:
+    """Return the engine at ``OPENCLAW_TEACHER_URL``, which takes ``scores`` requests at a time."""
+    engine = EngineHttp(config.teacher_url or "", timeout=patience, concurrency=scores, key=config.teacher_api_key)
+    variable, name = _teacher_tokenizer(config)
+    return NamedTokenizer(engine, _tokenizer(variable, name), f"{variable}={name}")
+
+
+async def look_at_teacher(config: RuntimeConfig, plan: JudgePlan) -> str | None:
+    """Return a line about a teacher that is another model: which, how it scores, whether it answers; None if there is none.
+
+    Raises:
+        ConfigError: see `other_model`.
+    """
+
+    def render(messages: Sequence[Message], tools: list[dict[str, Any]] | None, keywords: dict[str, Any]) -> list[int]:
+        raise NotImplementedError  # nothing is read yet
+
+    other = other_model(config, plan, render)
+    if other is None:
+        return None
+    if not config.teacher_url:
+        return f"teacher {config.judge_tokenizer}, {other.mode}"
+    engine = teacher_elsewhere(config, LOOK_SECONDS, 1)
+    try:
+        async with asyncio.timeout(LOOK_SECONDS):
+            await engine.check()
+        found = "it answers"
+    except (EngineUnavailableError, TimeoutError) as error:
+        found = f"turns wait until it answers: {str(error) or 'it was silent'}"
+    finally:
+        await engine.close()
+    return f"teacher {config.teacher_url}, {other.mode}; {found}"
+
+
 def build_teacher(
-    config: RuntimeConfig, plan: JudgePlan, policy: EngineHttp, teacher: EngineHttp, render: Render
+    config: RuntimeConfig,
+    plan: JudgePlan,
+    policy: EngineHttp,
+    teacher: Engine,
+    render: Render,
+    other: OtherModel | None = None,
 ) -> TeacherScorer | SupportScorer:
     """Return what scores replies for the plan: the policy's own top K, or the sampled tokens.
 
@@ -274,7 +366,12 @@ def build_teacher(
     concurrency = config.opd_teacher_lp_max_concurrency
     if not plan.student_topk:
         return TeacherScorer(
-            policy=policy, teacher=teacher, render=render, concurrency=concurrency, topk=config.distill_topk
+            policy=policy,
+            teacher=teacher,
+            render=render,
+            concurrency=concurrency,
+            topk=config.distill_topk,
+            other=other,
         )
     if config.distill_topk < plan.student_topk:
         raise ConfigError(
@@ -288,6 +385,7 @@ def build_teacher(
         rows=config.distill_topk,
         concurrency=concurrency,
         teaches_itself=teacher is policy,
+        other=other,
     )
 
 

@@ -23,7 +23,7 @@ from openclaw.exceptions import OpenClawError
 from openclaw.launch.guides import words_of_texts
 from openclaw.launch.logs import add_log_options, check_log_options, take_in_logs
 from openclaw.launch.machine import check_gpus, device_warnings, machine_problems, missing_rows, port_of_run
-from openclaw.launch.method_check import plan_problems
+from openclaw.launch.method_check import plan_problems, teacher_line
 from openclaw.launch.methods import FoundMethod, find_method, method_file, methods_of
 from openclaw.launch.names import name_warnings
 from openclaw.launch.plan import Plan, Recipe
@@ -228,7 +228,11 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def show_and_check(plan: Plan, options: argparse.Namespace, found: FoundMethod | FoundTask) -> list[str]:
     """Print the plan and its warnings; return what is missing on this machine. Exit if the plan works on none."""
-    problems = [*plan.problems, *machine_problems(plan)]
+    problems, teacher = [*plan.problems, *machine_problems(plan)], None
+    try:
+        teacher = None if problems else teacher_line(plan)
+    except ConfigError as error:
+        problems.append(str(error))
     missing = [*(problem for problem in problems if of_machine(problem)), *missing_rows(plan)]
     if isinstance(plan.own, TaskConfig) and (lacks := plan.own.missing_here(plan.environment)):
         missing.append(lacks)
@@ -240,6 +244,8 @@ def show_and_check(plan: Plan, options: argparse.Namespace, found: FoundMethod |
         print(describe_in_full(plan))
     elif options.dry_run:
         print(describe(plan))
+    if teacher:
+        print(teacher, flush=True)
     for warning in name_warnings(os.environ, found):
         print(f"warning: {warning}", flush=True)
     if options.dry_run:

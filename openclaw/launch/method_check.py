@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -70,6 +71,30 @@ def plan_problems(plan: Plan) -> list[str]:
             problems.append(problem)
         problems += _idle_practice(plan)
         return [*problems, *method_problems(function.method_path, plan.runtime, plan.environment)]
+
+
+def teacher_line(plan: Plan) -> str | None:
+    """Return what a plan's teacher is if it is another model than the policy, and whether it answers; else None.
+
+    Raises:
+        ConfigError: it cannot teach this method.
+    """
+    args, config = plan.args, plan.runtime
+    if config is None or not (config.teacher_url or args.opd_teacher == "prm"):
+        return None
+    import asyncio
+
+    from openclaw.judge.wiring import look_at_teacher
+
+    folders = plan.environment.get("PYTHONPATH", "").split(os.pathsep)
+    with import_paths([folder for folder in folders if folder]):
+        function = resolve(args.rollout_function_path)
+        if not isinstance(function, LiveRollout):
+            return None
+        method = build_method(function.method_path, config, plan.environment)
+    judge = str(args.prm_model_path or args.hf_checkpoint)
+    own = replace(config, tokenizer=args.hf_checkpoint, judge_tokenizer=judge, distill_topk=args.distill_topk)
+    return asyncio.run(look_at_teacher(own, method.judges())) if isinstance(method, Method) else None
 
 
 def _idle_practice(plan: Plan) -> list[str]:

@@ -353,6 +353,8 @@ class Verdict:
         teacher_log_probs: per response token, see `openclaw.judge.teacher`; None without a hint or a teacher.
         teacher_versions: weight versions of the engine that scored them; empty for a static teacher.
         teacher_topk: the teacher's most likely tokens per position; stored only with the turn's samples.
+        teacher_untaught: how many of the reply's tokens a teacher of another tokenizer has no number for, by reason; their
+            entry in ``teacher_log_probs`` is the log-probability that they were sampled with.
         seconds: from the first request of a vote to the last answer.
 
     Example:
@@ -369,6 +371,7 @@ class Verdict:
     teacher_topk: TopK | None = None
     seconds: float = 0.0
     score_source: ScoreSource = "judge"
+    teacher_untaught: dict[str, int] = field(default_factory=dict[str, int])
 
     def redacted(self, redaction: Redactor | None) -> Verdict:
         """Return the verdict without secrets in its words."""
@@ -398,6 +401,7 @@ class Verdict:
             teacher_versions=tuple(values["teacher_versions"]),
             seconds=values["seconds"],
             score_source=values.get("score_source", "judge"),
+            teacher_untaught=values.get("teacher_untaught", {}),
         )
 
 

@@ -21,7 +21,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from openclaw.exceptions import EngineUnavailableError
 from openclaw.judge.client import BaseModel, Engine, together
 from openclaw.judge.measure import Rubric, UnmeasurableError
-from openclaw.judge.teacher import Render, Scores, TeacherMismatchError, log_normaliser, prompt_under, score
+from openclaw.judge.reading import Render, prompt_under
+from openclaw.judge.teacher import Scores, TeacherMismatchError, log_normaliser, score
 from openclaw.ledger.exceptions import LedgerUnavailableError
 from openclaw.ledger.practice import HELDOUT, REPLAYED, Round, RoundOutcome
 from openclaw.ledger.records import TopK, Turn

@@ -117,6 +117,10 @@ def _teacher(turn: Turn, verdict: Verdict) -> Iterator[Text]:
         f"teacher{versions}: log-probability against the reply's own {statistics.fmean(gaps):+.3f} per token, "
         f"from {min(gaps):+.2f} to {max(gaps):+.2f}"
     )
+    if verdict.teacher_untaught:
+        reasons = ", ".join(f"{reason} {count}" for reason, count in verdict.teacher_untaught.items())
+        missing = sum(verdict.teacher_untaught.values())
+        yield _line(f"  without the teacher's number: {missing} of {len(taught)} tokens ({reasons}); their term is 0")
 
 
 def _sample(run: RunFolder, record: SampleRecord, tokenizer: object, *, tokens: bool) -> Iterator[Text]:

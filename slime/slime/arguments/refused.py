@@ -154,7 +154,7 @@ _DISK = "is not supported: engines read --update-weight-disk-dir themselves; rem
 _CI = "belongs to another project's CI, whose checks are tests here; remove it"
 _ROUTER = "is not needed because there is one router; use --router"
 _EXTERNAL = "is not implemented yet; use --sglang-router-ip and --sglang-router-port of running engines"
-_TEACHER = "is not supported; choose the teacher with --opd-teacher policy or prm"
+_TEACHER = "is not supported; choose the teacher with --opd-teacher policy or prm, or OPENCLAW_TEACHER_URL"
 
 REFUSED: dict[str, str] = {
     "megatron-config-path": _MEGATRON,

@@ -17,7 +17,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from groundwork.chat_messages import Message
 from lab.testkit.ledger_records import make_turn
 from openclaw.exceptions import EngineUnavailableError, TeacherMismatchError
-from openclaw.judge.teacher import TeacherScorer, context_of, score, under_hint, with_served_ids
+from openclaw.judge.reading import with_served_ids
+from openclaw.judge.teacher import TeacherScorer, context_of, score, under_hint
 from openclaw.ledger.records import Turn, Verdict, VersionSpan
 from openclaw.messages.hints import append_hint
 from openclaw.owners import LOCAL

@@ -198,7 +198,7 @@ async def test_every_turn_of_a_session_is_distilled_under_its_lesson(tmp_path: P
     assert sum(not payload.get("return_logprob") for payload in engine.payloads) == 1, "one question for the session"
     flags = make_plan(Recipe("oel", None, PROFILES["tiny_cpu"]), [], {}).args
     args = trainer_args("", advantage_estimator=flags.advantage_estimator, opd_clip=flags.opd_clip)
-    samples = ledger.samples.claim(0, 5)
+    samples = sorted(ledger.samples.claim(0, 5), key=lambda sample: str(sample.prompt))  # judged side by side
     stored = [torch.tensor(sample.rollout_log_probs, dtype=torch.float64) for sample in samples]
     rollout = {
         "rewards": [sample.reward for sample in samples],

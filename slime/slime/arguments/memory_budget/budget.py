@@ -323,8 +323,9 @@ def layout(args: Arguments, capacity: float, held: float = 0.0) -> Layout | None
 def _engine(args: Arguments, shape: Shape, role: str, capacity: float, free: float) -> EnginePlan:
     ranks = args.rollout_num_gpus_per_engine if role == "rollout" else args.prm_num_gpus_per_engine
     teaches = args.use_opd or args.advantage_estimator == "on_policy_distillation" or bool(args.distill_topk)
-    teacher = "judge" if args.opd_teacher == "prm" else "rollout"
-    scores = teaches and teacher == role
+    scores = teaches and (
+        role == "rollout" or args.opd_teacher == "prm"
+    )  # the policy scores its reply beside any teacher
     return engine_plan(args, shape, role=role, ranks=ranks, capacity=capacity, free=free, scores=scores)
 
 
