@@ -71,7 +71,7 @@ def llama(folder: Path, tokenizer: Any, seed: int = 5) -> Path:
         num_hidden_layers=1,
         num_attention_heads=3,
         num_key_value_heads=3,
-        max_position_embeddings=2048,
+        max_position_embeddings=4096,
         initializer_range=0.3,
     )
     with torch.random.fork_rng():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,14 @@ import torch
 from transformers import AutoTokenizer
 
 from lab.testkit.ledger_records import make_turn
-from openclaw.exceptions import EngineRefusedError
-from openclaw.judge.client import EngineHttp, JudgeClient, JudgeSampling
+from openclaw.exceptions import EngineRefusedError, EngineUnavailableError
+from openclaw.judge.client import EngineHttp, JudgeClient, JudgeSampling, NamedTokenizer
 from openclaw.judge.interface import Question
 from openclaw.judge.teacher import TeacherScorer, score
 from openclaw.messages.hints import append_hint
 from openclaw.owners import LOCAL
 from slime.backends.sglang_utils.engine import SGLangEngine
+from tests.helpers.other_models import other_tokenizer
 from tests.helpers.tolerance import MODEL, assert_near, tolerance
 
 TEMPERATURE = 0.6
@@ -106,6 +108,15 @@ async def test_advantage_is_the_forwards_log_ratio(url: str, reference: Any, tok
     with pytest.raises(EngineRefusedError, match="context length"):
         await score(engine, prompt * 300, response, owner=LOCAL)
     await engine.close()
+
+
+async def test_an_engine_shows_which_tokenizer_it_has(url: str, tokenizer: Any) -> None:
+    for named, right in ((tokenizer, True), (other_tokenizer(), False)):
+        teacher = NamedTokenizer(EngineHttp(url, timeout=60.0, concurrency=2), named, "OPENCLAW_TEACHER_TOKENIZER=x")
+        with nullcontext() if right else pytest.raises(EngineUnavailableError, match="has another tokenizer than"):
+            found = await score(teacher, [5, 6], [7, 8], owner=LOCAL)
+            assert len(found.log_probs) == 2
+        await teacher.close()
 
 
 async def test_judge_is_asked_as_often_as_told(url: str, tokenizer: Any) -> None:

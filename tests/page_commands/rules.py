@@ -102,6 +102,7 @@ RULES = (
     Rule(Kind.ELSEWHERE, r"openclaw (config|gateway|models|plugins) ", "needs OpenClaw; tests/integration runs it where there is one"),
     Rule(Kind.ELSEWHERE, r"(claude|codex|opencode|qwen|hermes) ", "needs the client; tests/integration/test_agent_clients.py runs it as written"),
     Rule(Kind.ELSEWHERE, r"ray (start|job submit|job stop|dashboard)\b", "starts or uses a cluster of the user's"),
+    Rule(Kind.ELSEWHERE, r"python -m sglang\.launch_server ", "serves a model of the user's; tests/integration/test_teacher_logprobs.py asks such a server"),
     Rule(Kind.ELSEWHERE, r"npx skill", "a catalogue of other people"),
     Rule(Kind.ELSEWHERE, r"(python3\.12 -m venv|pipx? install) ", "makes an environment, which needs a network"),
     Rule(Kind.ELSEWHERE, r"tail -f logs/", "follows a run until Ctrl-C; tests/unit/slime_core/test_run_logs.py has the file and the link"),

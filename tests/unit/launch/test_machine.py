@@ -15,6 +15,7 @@ from openclaw.launch.machine import split_for
 from openclaw.launch.methods import find_method
 from openclaw.runtime.process import free_port, reserve_port
 from tests.helpers.checkpoints import QWEN3_4B, config_only
+from tests.helpers.other_models import other_tokenizer
 
 CLEAN = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
 FILES = ("model.safetensors", "tokenizer.json")
@@ -156,3 +157,40 @@ def test_a_port_is_reserved_from_the_start_of_a_run() -> None:
     assert free_port("127.0.0.1", port) == port  # the run itself may still bind it
     first.close()
     reserve_port("127.0.0.1", port).close()
+
+
+@pytest.fixture
+def other_tokens(tmp_path: Path) -> Path:
+    """A folder with a tokenizer that is not the tiny model's."""
+    other_tokenizer().save_pretrained(tmp_path / "other")
+    return tmp_path / "other"
+
+
+def test_a_plan_says_how_a_teacher_of_another_model_scores(
+    said: Said, tiny_random_model: Path, other_tokens: Path
+) -> None:
+    url = "http://127.0.0.1:1"
+    own = {"HF_CKPT": str(tiny_random_model), "OPENCLAW_JUDGE_CLASS": "builtins.object", "OPENCLAW_TEACHER_URL": url}
+    away = "; turns wait until it answers: "
+    out, err = said("--profile", "tiny_cpu", **own)
+    assert f"\nteacher {url}, same tokenizer: exact{away}" in out, err
+    other = own | {"OPENCLAW_TEACHER_TOKENIZER": str(other_tokens)}
+    out, _ = said("--profile", "tiny_cpu", **other)
+    assert f"\nteacher {url}, another tokenizer: aligned by spans{away}" in out
+    _, err = said("--profile", "tiny_cpu", "--method", "opd_topk", **other)
+    assert "compares the likeliest tokens of teacher and policy (--distill-topk 50)" in err
+    _, err = said("--profile", "tiny_cpu", "--method", "rl", **own)
+    assert "OPENCLAW_TEACHER_URL has no effect: the method has no teacher; unset it" in err
+    out, _ = said("--profile", "tiny_cpu", **own | {"OPENCLAW_TEACHER_TOKENIZER": "/nowhere"})
+    assert "not found on this machine: OPENCLAW_TEACHER_TOKENIZER=/nowhere: no such folder with a tokenizer" in out
+
+
+def test_a_judge_that_teaches_is_named_too(said: Said, tiny_random_model: Path) -> None:
+    out, err = said(
+        "--profile",
+        "tiny_cpu",
+        HF_CKPT=str(tiny_random_model),
+        PRM_MODEL_PATH=str(tiny_random_model),
+        OPENCLAW_OPD_TEACHER="prm",
+    )
+    assert f"\nteacher {tiny_random_model}, same tokenizer: exact\n" in out, err

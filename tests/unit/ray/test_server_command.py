@@ -55,6 +55,20 @@ def test_a_gpu_engine_takes_the_pass_through_options() -> None:
     assert "--router-port" not in given
 
 
+@pytest.mark.parametrize(
+    ("judge", "algorithm", "speculates"), [("judge", "EAGLE3", False), ("judge", "NGRAM", True), (None, "EAGLE3", True)]
+)
+def test_a_judge_of_another_model_has_no_draft_model_of_the_policy(
+    judge: str | None, algorithm: str, speculates: bool
+) -> None:
+    args = arguments(prm_model_path=judge, sglang_speculative_algorithm=algorithm)
+    words = {role: server_command(args, EngineSpec(role, 0, 1), port=5, cpu=False) for role in ("policy", "prm")}
+    assert {role: "--speculative-algorithm" in each for role, each in words.items()} == {
+        "policy": True,
+        "prm": speculates,
+    }
+
+
 def test_a_policy_engine_has_our_loader_where_a_push_needs_it() -> None:
     plain = server_command(arguments(), EngineSpec("policy", 0, 1), port=5, cpu=False)
     assert "--custom-weight-loader" not in plain

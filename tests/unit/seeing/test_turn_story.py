@@ -46,7 +46,9 @@ def taught(run: MadeRun) -> str:
         Vote("prm", "", None, invalid="cut_off"),
         Vote("hint", "plain", 1),
     ]
-    return run.judge(turn_id, -1, votes=votes, hint="Write plain prose.", teacher_log_probs=TEACHER)
+    return run.judge(
+        turn_id, -1, votes=votes, hint="Write plain prose.", teacher_log_probs=TEACHER, teacher_untaught={"control": 1}
+    )
 
 
 def story(run: MadeRun, *options: str, capsys: pytest.CaptureFixture[str]) -> str:
@@ -71,6 +73,7 @@ def test_all_about_a_trained_turn(run: MadeRun, capsys: pytest.CaptureFixture[st
         "  hint vote +1",
         "    Write plain prose.",
         "teacher: log-probability against the reply's own",
+        "  without the teacher's number: 1 of 3 tokens (control 1); their term is 0",
         "The run did not record its variables",
         "outcome: Step 0 used sample 4; its weights are live as version 1 since ",
         "and a checkpoint holds it.",

@@ -76,6 +76,9 @@ def server_command(args: Arguments, spec: EngineSpec, *, port: int, cpu: bool, r
     """Return the engine's command line; ``rendezvous``: where the ranks of several machines meet."""
     options: dict[str, object] = dict(CPU_OPTIONS) if cpu else {}
     options.update(pass_through(args, cpu=cpu))
+    if model_path(args, spec.role) != args.hf_checkpoint and options.get("speculative_algorithm") != "NGRAM":
+        # The draft model is the policy's; a judge of another architecture could not start with it.
+        options = {name: value for name, value in options.items() if not name.startswith("speculative_")}
     if args.weight_update_mode == "in_place" and spec.role == "policy":
         # The prefix cache cannot be emptied while requests run, but old prefixes must not serve new requests.
         options["disable_radix_cache"] = True
