@@ -93,17 +93,18 @@ class Agents:
         """Read the tokenizer's chat template, and prepare the judge if the run has one."""
         self.codec = ChatCodec(tokenizer)
         self.suspended = SuspendedEpisodes()
-        self._judge = _judge(args)
+        self._judge = judge_of(args)
         self._votes, self._answer_tokens = args.prm_m, args.prm_max_new_tokens
+        self._unweighed = args.group_rm and not args.prm_step_coef
         self._slots = asyncio.Semaphore(JUDGED_AT_A_TIME)
 
     def step_judge(self, settings: Settings) -> StepJudge | None:
-        """Return the judge of a new episode's steps, or None.
+        """Return the judge of a new episode's steps, or None: the run has none, or has it for groups and steps weigh nothing.
 
         Raises:
             ConfigError: its answer alone takes all tokens that it may have.
         """
-        if self._judge is None:
+        if self._judge is None or self._unweighed:
             return None
         return StepJudge(self._judge, self._votes, self._slots, self._fits(self._judge, settings.judge_tokens))
 
@@ -256,8 +257,10 @@ async def _aborted(args: Arguments, agents: Agents, settings: Settings, sample: 
     return sample
 
 
-def _judge(args: Arguments) -> JudgeClient | None:
+def judge_of(args: Arguments, *, grammar: bool = False) -> JudgeClient | None:
     """Return the judge of ``--prm-sglang-url``, or else of the run's judge engines; None if it has neither.
+
+    ``grammar``: whether its engine holds answers to their grammar.
 
     Raises:
         ConfigError: the URL is none.
@@ -271,7 +274,7 @@ def _judge(args: Arguments) -> JudgeClient | None:
     else:
         return None
     engine = EngineHttp(url, timeout=JUDGE_SECONDS, concurrency=JUDGED_AT_A_TIME * args.prm_m)
-    sampling = JudgeSampling(temperature=args.prm_temperature, max_new_tokens=args.prm_max_new_tokens, grammar=False)
+    sampling = JudgeSampling(temperature=args.prm_temperature, max_new_tokens=args.prm_max_new_tokens, grammar=grammar)
     tokenizer = load_tokenizer(args.prm_model_path)
     processor = load_processor(args.prm_model_path)
     return JudgeClient(engine, tokenizer, "full", sampling, picture_tokens_of(processor) if processor else None)

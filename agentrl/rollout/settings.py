@@ -116,3 +116,13 @@ class Settings(EnvironmentConfig):
     step_gamma: float = variable(
         "AGENTRL_STEP_GAMMA", 1.0, "discount of the outcome per step before the last", minimum=0.0, maximum=1.0
     )
+    group_rubric: str | None = variable(
+        "AGENTRL_GROUP_RUBRIC", None, "what makes an episode good, for a judge of groups; default: reaching the goal"
+    )
+    group_share: float = variable(
+        "AGENTRL_GROUP_SHARE",
+        1.0,
+        "share of the group judge's score in an episode's reward; the rest is what the reward is without it",
+        above=0.0,
+        maximum=1.0,
+    )

@@ -21,6 +21,20 @@ async def failing_reward(args: Arguments, sample: Any, **kwargs: Any) -> Any:
     raise RuntimeError("the grader is away")
 
 
+async def rewarded_pair(args: Arguments, sample: Sample, sampling_params: dict[str, Any]) -> list[Sample]:
+    """Make two samples of one, with a reward each."""
+    fields: dict[str, Any] = {"index": sample.index, "tokens": [1, 2], "response_length": 1, "reward": 7.0}
+    return [Sample(**fields, status=Sample.Status.COMPLETED) for _ in range(2)]
+
+
+async def place_in_group(args: Arguments, samples: list[Any], **kwargs: Any) -> list[Any]:
+    """Give the first member its place, and each sample of the others a reward of its own."""
+    return [
+        float(place) if place == 0 else [place + 0.5 * n for n in range(len(each))]
+        for place, each in enumerate(samples)
+    ]
+
+
 async def fan_out(args: Arguments, sample: Sample, sampling_params: dict[str, Any], evaluation: bool) -> list[Sample]:
     """Make two samples of one, the first with a reward."""
     assert evaluation is False

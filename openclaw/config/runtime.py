@@ -153,6 +153,11 @@ class RuntimeConfig(RuntimeVariables):
             raise ConfigError(
                 "OPENCLAW_OPD_TEACHER=prm needs a judge engine of the run; set policy, or unset the other judge"
             )
+        if self.practice_rubric == "group" and self.judge_prompts == "brief" and not self.judge_class:
+            raise ConfigError(
+                "OPENCLAW_PRACTICE_RUBRIC=group asks a judge that follows instructions, and OPENCLAW_JUDGE_PROMPTS=brief is for one "
+                "that does not; set OPENCLAW_JUDGE_PROMPTS=full with such a judge, or OPENCLAW_JUDGE_CLASS to a class with score_group"
+            )
 
     def _check_teacher(self) -> None:
         """Raise ConfigError if the variables name two teachers, or half of one, or give a password where plans and logs show it."""

@@ -380,10 +380,11 @@ class RuntimeVariables(GateVariables):
         minimum=0,
         maximum=14,
     )
-    practice_rubric: bool = variable(
+    practice_rubric: Literal["0", "1", "group"] = variable(
         "OPENCLAW_PRACTICE_RUBRIC",
-        False,
-        "1: the replies to a practised prompt are also compared by whether they obey the lessons, as a group with rewards",
+        "0",
+        "1: the replies to a practised prompt are also compared by whether they obey the lessons, as a group with rewards; group: by "
+        "one question to the judge about all of them; see group_judge.md",
     )
     retention_days: float | None = variable(
         "OPENCLAW_RETENTION_DAYS",

@@ -25,6 +25,7 @@ import re
 import unicodedata
 from collections.abc import Iterable
 from functools import cache
+from typing import Any
 
 import orjson
 
@@ -82,6 +83,8 @@ _MINUS = dict.fromkeys(map(ord, "\u2010\u2011\u2012\u2013\u2014\u2212\ufe63\uff0
 _STYLED = re.compile(r"\\+(?:text|textbf|textrm|mathrm|mathbf|mathit|mathsf|bf|rm)\b\s*")
 _SPACE = re.compile(r"\\+[,;:! ]|[\s{}$~]")
 _NUMBER = re.compile(r"[+-]?(?:0|[1-9][0-9]*)(?:\.0*)?")
+_ENTRY = re.compile(r"\"?([1-9][0-9]?)\"?[:=](0(?:\.[0-9]{0,6})?|1(?:\.0{0,6})?)")
+_ITEM_END = re.compile(r"[,;]")
 
 
 def read_vote(
@@ -96,11 +99,9 @@ def read_vote(
         finish: how the answer ended; one of `CUTS` makes the vote invalid.
         inside_thought: whether the prompt ended in the opening tag of a thought.
     """
-    if finish in CUTS:
-        return Vote(judge, answer, None, None, seconds, "cut_off")
-    visible = after_thinking(answer, inside_thought=inside_thought)
+    visible, unread = _visible(answer, finish, inside_thought)
     if visible is None:
-        return Vote(judge, answer, None, None, seconds, "endless_thought")
+        return Vote(judge, answer, None, None, seconds, unread)
     allowed = SCORES if judge == "prm" else DECISIONS
     spoken = _HINT.sub(" ", visible)
     value, invalid = (None, "no_box") if HINT_START in spoken else last_box(spoken, allowed)
@@ -109,6 +110,40 @@ def read_vote(
         hints = _HINT.findall(visible)
         hint = usable_hint(hints[-1]) if hints else None
     return Vote(judge, answer, value, hint, seconds, invalid)
+
+
+def read_scores(
+    answer: str, count: int, *, finish: str = "stop", inside_thought: bool = False
+) -> tuple[tuple[float, ...] | None, InvalidVote | None]:
+    r"""Return (scores, None) of a group's members from an answer, or (None, why it is invalid).
+
+    The last box holds ``1: 0.80, 2: 0.25``: each number from 1 to ``count`` once, in any order, with a score from 0 to 1.
+
+    Args:
+        answer: what the judge wrote.
+        count: members that it saw.
+        finish: how the answer ended; one of `CUTS` makes it invalid.
+        inside_thought: whether the prompt ended in the opening tag of a thought.
+    """
+    visible, unread = _visible(answer, finish, inside_thought)
+    if visible is None:
+        return None, unread
+    content, missing = _last_content(visible)
+    if content is None:
+        return None, missing
+    entries = [_ENTRY.fullmatch(entry) for entry in _ITEM_END.split(_SPACE.sub("", _STYLED.sub("", content)))]
+    scores = {int(entry[1]): float(entry[2]) for entry in entries if entry is not None}
+    if not len(entries) == len(scores) == count or scores.keys() != set(range(1, count + 1)):
+        return None, "other_box"
+    return tuple(scores[place] for place in range(1, count + 1)), None
+
+
+def _visible(answer: str, finish: str, inside_thought: bool) -> tuple[str | None, InvalidVote | None]:
+    """Return (what an answer says after its thinking, None), or (None, why nothing of it counts)."""
+    if finish in CUTS:
+        return None, "cut_off"
+    visible = after_thinking(answer, inside_thought=inside_thought)
+    return visible, "endless_thought" if visible is None else None
 
 
 def after_thinking(answer: str, *, inside_thought: bool = False) -> str | None:
@@ -120,6 +155,15 @@ def after_thinking(answer: str, *, inside_thought: bool = False) -> str | None:
 
 def last_box(text: str, allowed: tuple[int, ...]) -> tuple[int | None, InvalidVote | None]:
     r"""Return (value, None) of the last box in ``text``, or (None, why it is invalid)."""
+    content, missing = _last_content(text)
+    if content is None:
+        return None, missing
+    value = _number(content)
+    return (value, None) if value in allowed else (None, "other_box")
+
+
+def _last_content(text: str) -> tuple[str | None, InvalidVote | None]:
+    """Return (what the last box holds, None), or (None, why it cannot be read)."""
     plain = _plain(text)
     last = None
     for match in _BOX.finditer(plain):
@@ -127,8 +171,7 @@ def last_box(text: str, allowed: tuple[int, ...]) -> tuple[int | None, InvalidVo
     if last is None:
         return None, "no_box"
     content = _content(plain, last.end()) if last[0].startswith("\\") else None
-    value = None if content is None else _number(content)
-    return (value, None) if value in allowed else (None, "other_box")
+    return content, "other_box" if content is None else None
 
 
 def with_plain_boxes(text: str) -> str:
@@ -172,7 +215,18 @@ BOXED = "\\boxed"
 def answer_grammar(judge: JudgeKind) -> str:
     """Return the structural tag of the answers to one of the two questions."""
     values = SCORES if judge == "prm" else DECISIONS
+    return _ending_in({"type": "or", "elements": [{"type": "const_string", "value": f"{value}}}"} for value in values]})
+
+
+@cache
+def scores_grammar(count: int) -> str:
+    """Return the structural tag of the answers about a group of ``count`` members; see `read_scores`."""
+    entries = ", ".join(rf"{place}: (0\.[0-9][0-9]|1\.00)" for place in range(1, count + 1))
+    return _ending_in({"type": "regex", "pattern": entries + r"\}"})
+
+
+def _ending_in(box: dict[str, Any]) -> str:
+    """Return the structural tag of any text that ends in one box, of which ``box`` is what follows the opening brace."""
     text = {"type": "tag", "begin": "", "content": {"type": "any_text", "excludes": [BOXED]}, "end": f"{BOXED}{{"}
-    boxes = {"type": "or", "elements": [{"type": "const_string", "value": f"{value}}}"} for value in values]}
-    tag = {"type": "structural_tag", "format": {"type": "sequence", "elements": [text, boxes]}}
+    tag = {"type": "structural_tag", "format": {"type": "sequence", "elements": [text, box]}}
     return orjson.dumps(tag).decode()

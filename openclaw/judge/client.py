@@ -12,19 +12,20 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, cast
 
 import httpx
 
 from chat_codec.prompts import Prompts
+from groundwork.chat_messages import Message
 from groundwork.people import mark_of, request_name
 from openclaw.config.runtime_variables import RuntimeVariables
 from openclaw.engine.client import BASE, CACHE_KEY, GRAMMAR_PARAMETER, CacheKeys, check_adapter
 from openclaw.exceptions import EngineProtocolError, EngineRefusedError, EngineUnavailableError
 from openclaw.judge.answers import THINKING_START, answer_grammar, read_vote
-from openclaw.judge.interface import Question
+from openclaw.judge.interface import Question, Said
 from openclaw.judge.prompts import Variant
 from openclaw.ledger.records import JudgeKind, Vote
 from openclaw.owners import root
@@ -309,7 +310,9 @@ class JudgeClient:
 
     def prompt_ids(self, kind: JudgeKind, question: Question) -> list[int]:
         """Return the prompt ids for the judge ``kind``; control tokens that the judged text spells stay text."""
-        messages = question.asked(kind, self._variant)
+        return self._ids(question.asked(kind, self._variant))
+
+    def _ids(self, messages: Sequence[Message]) -> list[int]:
         keywords = {"enable_thinking": False} if self._variant == "brief" else {}
         try:
             return self._prompts.ids(messages, keywords=keywords)
@@ -332,11 +335,27 @@ class JudgeClient:
         """
         if count == 0:
             return []
+        asked, grammar = question.asked(kind, self._variant), answer_grammar(kind)
+        return [
+            read_vote(kind, each.text, each.seconds, finish=each.finish, inside_thought=each.inside_thought)
+            for each in await self.said(asked, count, grammar, question.images)
+        ]
+
+    async def said(
+        self, messages: Sequence[Message], count: int, grammar: str, images: Sequence[str] = ()
+    ) -> list[Said]:
+        """Return ``count`` answers, given concurrently; see `openclaw.judge.interface.Speaker.said`."""
         async with self._rendering:
-            ids = await asyncio.to_thread(self.prompt_ids, kind, question)
+            ids = await asyncio.to_thread(self._ids, messages)
         inside_thought = self._tokenizer.decode(ids[-TAIL_TOKENS:]).rstrip().endswith(THINKING_START)
-        seen = {"image_data": list(question.images)} if question.images else {}
-        return await together(*(self._vote(kind, ids, inside_thought, seen) for _ in range(count)))
+        sampling = {
+            "temperature": self._sampling.temperature,
+            "top_p": self._sampling.top_p,
+            "max_new_tokens": self._sampling.max_new_tokens,
+            **({GRAMMAR_PARAMETER: grammar} if self._sampling.grammar else {}),
+        }
+        payload = {"input_ids": ids, **({"image_data": list(images)} if images else {}), "sampling_params": sampling}
+        return await together(*(self._said(payload, inside_thought) for _ in range(count)))
 
     async def answers(self) -> bool:
         """Return whether the engine gives a token now."""
@@ -346,24 +365,11 @@ class JudgeClient:
         """Close the engine's connections."""
         await self._engine.close()
 
-    async def _vote(self, kind: JudgeKind, ids: list[int], inside_thought: bool, seen: dict[str, Any]) -> Vote:
+    async def _said(self, payload: dict[str, Any], inside_thought: bool) -> Said:
         started = time.monotonic()
-        grammar = {GRAMMAR_PARAMETER: answer_grammar(kind)} if self._sampling.grammar else {}
-        answer = await self._engine.generate(
-            {
-                "input_ids": ids,
-                **seen,
-                "sampling_params": {
-                    "temperature": self._sampling.temperature,
-                    "top_p": self._sampling.top_p,
-                    "max_new_tokens": self._sampling.max_new_tokens,
-                    **grammar,
-                },
-            }
-        )
+        answer = await self._engine.generate(payload)
         seconds = time.monotonic() - started
         try:
-            text, finish = str(answer["text"]), answer["meta_info"]["finish_reason"]["type"]
+            return Said(str(answer["text"]), answer["meta_info"]["finish_reason"]["type"], seconds, inside_thought)
         except (KeyError, TypeError) as error:
             raise EngineUnavailableError(f"the judge engine sent no answer: {str(answer)[:200]}") from error
-        return read_vote(kind, text, seconds, finish=finish, inside_thought=inside_thought)

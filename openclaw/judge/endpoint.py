@@ -14,7 +14,9 @@ A judge written in Python: ``OPENCLAW_JUDGE_CLASS=module.Class``.
             return 1 if "thanks" in next_state[-1]["content"].lower() else None
 
 ``prompt`` is the request's messages, ``response`` the assistant message, ``next_state`` the messages after it. A class
-with a method ``hint(prompt, response, next_state)``, which returns a text or None, also serves methods with hints.
+with a method ``hint(prompt, response, next_state)``, which returns a text or None, also serves methods with hints. One with
+``score_group(prompt, replies, rubric)`` compares replies (`openclaw.judge.group`): a list of messages for each reply, and it returns
+a number from 0 to 1 for each.
 
 Guarantees: the class runs in a thread, one call at a time. Anything but -1, 0 and 1 is an invalid vote; an exception is a
 failure that is retried, never a score.
@@ -26,15 +28,17 @@ import asyncio
 import re
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import httpx
 
+from groundwork.chat_messages import Message
 from groundwork.exceptions import ConfigError
 from openclaw.exceptions import EngineRefusedError, EngineUnavailableError
 from openclaw.judge.answers import SCORES, read_vote, usable_hint
 from openclaw.judge.client import MENDABLE, PROBE_TIMEOUT_SECONDS, JudgeSampling, together
-from openclaw.judge.interface import Question
+from openclaw.judge.interface import Question, Said
 from openclaw.judge.prompts import Variant
 from openclaw.ledger.records import JudgeKind, Vote
 from openclaw.messages.text import content_text
@@ -98,7 +102,14 @@ class EndpointJudge:
 
     async def votes(self, kind: JudgeKind, question: Question, count: int) -> list[Vote]:
         """Return ``count`` votes, cast concurrently; see `openclaw.judge.interface.Judge.votes`."""
-        return await together(*(self._vote(kind, question) for _ in range(count)))
+        said = await self.said(question.asked(kind, self._variant), count)
+        return [read_vote(kind, each.text, each.seconds, finish=each.finish) for each in said]
+
+    async def said(
+        self, messages: Sequence[Message], count: int, grammar: str = "", images: Sequence[str] = ()
+    ) -> list[Said]:
+        """Return ``count`` answers, given concurrently, without the grammar or pictures; see `openclaw.judge.interface.Speaker`."""
+        return await together(*(self._said(*messages) for _ in range(count)))
 
     async def answers(self) -> bool:
         """Return whether the endpoint gives a token, or refuses one for a reason that nobody can mend.
@@ -119,8 +130,7 @@ class EndpointJudge:
         """Close the connections."""
         await self._client.aclose()
 
-    async def _vote(self, kind: JudgeKind, question: Question) -> Vote:
-        system, asked = question.asked(kind, self._variant)
+    async def _said(self, system: Message, asked: Message) -> Said:
         body = {
             "model": self._model,
             "messages": [system, {**asked, "content": harmless(asked["content"])}],
@@ -138,7 +148,7 @@ class EndpointJudge:
             raise EngineUnavailableError(f"{self._url} sent no chat completion: {str(answer)[:200]}") from error
         if finish in GIVEN_UP:
             raise EngineUnavailableError(f"{self._url} gave the request up: finish_reason {finish}")
-        return read_vote(kind, text, time.monotonic() - started, finish=finish)
+        return Said(text, finish, time.monotonic() - started)
 
     async def _ask(self, body: dict[str, Any]) -> dict[str, Any]:
         for attempt in range(self._retries):
@@ -173,11 +183,26 @@ class ClassJudge:
         self._scorer = scorer
         self.gives_hints = callable(getattr(scorer, "hint", None))
         """Whether it can be asked for hints."""
+        self.compares = callable(getattr(scorer, "score_group", None))
+        """Whether it can be asked about groups."""
         self._lock = threading.Lock()
 
     async def votes(self, kind: JudgeKind, question: Question, count: int) -> list[Vote]:
         """Return ``count`` votes; see `openclaw.judge.interface.Judge.votes`."""
         return [await asyncio.to_thread(self._vote, kind, question) for _ in range(count)]
+
+    async def group_scores(
+        self, prompt: Sequence[Message], replies: Sequence[Sequence[Message]], rubric: str
+    ) -> tuple[Any, float]:
+        """Return what ``score_group`` returns about replies to a prompt, and the seconds that it took."""
+
+        def asked() -> tuple[Any, float]:
+            started = time.monotonic()
+            with self._lock:
+                answer = self._scorer.score_group(list(prompt), [list(reply) for reply in replies], rubric)
+            return answer, time.monotonic() - started
+
+        return await asyncio.to_thread(asked)
 
     async def answers(self) -> bool:
         """Return True: a class is always there."""
@@ -202,18 +227,27 @@ class ClassJudge:
         return Vote(kind, repr(answer), 1 if hint else -1, hint, seconds)
 
 
+def load_scorer(path: str) -> Any:
+    """Return an object of the class at ``module.Class``.
+
+    Raises:
+        ConfigError: if it cannot be built.
+    """
+    try:
+        return resolve(path)()
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"OPENCLAW_JUDGE_CLASS={path}: {path}() raised {raised(error)}") from error
+
+
 def load_class_judge(path: str, plan: JudgePlan) -> ClassJudge:
     """Return the judge of the class at ``module.Class``.
 
     Raises:
         ConfigError: if it cannot be built, or lacks what the method's plan asks for.
     """
-    try:
-        scorer = resolve(path)()
-    except ConfigError:
-        raise
-    except Exception as error:
-        raise ConfigError(f"OPENCLAW_JUDGE_CLASS={path}: {path}() raised {raised(error)}") from error
+    scorer = load_scorer(path)
     if not callable(getattr(scorer, "score", None)):
         raise ConfigError(f"OPENCLAW_JUDGE_CLASS={path} lacks: def score(self, prompt, response, next_state)")
     judge = ClassJudge(scorer)

@@ -72,7 +72,42 @@ class Exchange:
 
 def _shown(message: Message, limit: int) -> str:
     """Return a message as a judge sees it, before `openclaw.judge.prompts.defuse`."""
-    return with_plain_boxes(clip_middle(response_text(message), limit))
+    return shown_text(response_text(message), limit)
+
+
+def shown_text(text: str, limit: int) -> str:
+    """Return judged text with plain boxes, before `openclaw.judge.prompts.defuse`; if it is longer, without its middle."""
+    return with_plain_boxes(clip_middle(text, limit))
+
+
+@dataclass(frozen=True)
+class Said:
+    """An answer of a model that judges: its text, how and after how many seconds it ended, and whether the prompt opened a thought."""
+
+    text: str
+    finish: str
+    seconds: float
+    inside_thought: bool = False
+
+
+class Speaker(Protocol):
+    """A model that answers a judge's prompts."""
+
+    async def said(
+        self, messages: Sequence[Message], count: int, grammar: str, images: Sequence[str] = ()
+    ) -> list[Said]:
+        """Return ``count`` answers to chat messages.
+
+        Args:
+            messages: the question: one system and one user message.
+            count: how many answers.
+            grammar: structural tag of the answers, for a model that can follow one.
+            images: ``data:`` URLs of the pictures that the messages have places for.
+
+        Raises:
+            JudgeError: if any of them failed.
+        """
+        ...
 
 
 class Judge(Protocol):

@@ -31,6 +31,7 @@ from typing import Any, Literal
 
 from openclaw.exceptions import EngineRefusedError, EngineUnavailableError, JudgeError
 from openclaw.judge.client import Engine, together
+from openclaw.judge.group import Comparison, Group, GroupJudge
 from openclaw.judge.interface import Judge, Question
 from openclaw.judge.prompts import obeys_messages
 from openclaw.judge.reading import Render, with_served_ids
@@ -115,18 +116,31 @@ def _is_of(measure: Measure | None, live: tuple[str, float]) -> bool:
     return measure is not None and measure.weight_version == live[0] and measure.at >= live[1]
 
 
+OBEYS_RUBRIC = (
+    "How well a reply follows these standing wishes of the person, and nothing else. A reply that follows them scores high even if it "
+    "is wrong or short; one that does not scores low."
+)
+
+
 class Rubric:
     """Scores replies against lessons, `TOGETHER` at a time."""
 
-    def __init__(self, base: Engine, judge: tuple[Judge, ReadReply] | None = None) -> None:
+    def __init__(
+        self,
+        base: Engine,
+        judge: tuple[Judge, ReadReply] | None = None,
+        group: tuple[GroupJudge, ReadReply] | None = None,
+    ) -> None:
         """Create a rubric.
 
         Args:
             base: the frozen base model.
             judge: one that follows instructions, and how it gets a reply's text; None: the base model scores.
+            group: one that compares the replies to a prompt by one question; None: each reply is scored alone.
         """
         self._base = base
         self._judge = judge
+        self._group = group
         self.slots = asyncio.Semaphore(TOGETHER)
 
     @property
@@ -152,6 +166,31 @@ class Rubric:
     async def obeys(self, turn: Turn, wish: str, prompt: Sequence[int], reply: Sequence[int]) -> bool:
         """Return whether a reply obeys a wish; see `score`. By the base model it does if the wish makes it likelier."""
         return await self.score(turn, wish, prompt, reply) > 0
+
+    async def compared(
+        self, turn: Turn, wish: str, replies: Sequence[tuple[Sequence[int], Sequence[int]]]
+    ) -> Comparison:
+        """Return how well several replies to a turn's prompt obey a wish: a score each, or why there is none.
+
+        Args:
+            turn: whose prompt it is.
+            wish: a lesson, or several.
+            replies: ids of the prompt with the wish and of the reply, for each.
+
+        Raises:
+            JudgeError: an engine was unavailable or gave unusable numbers.
+        """
+        if self._group is None:
+            try:
+                obeyed = await together(*(self.obeys(turn, wish, prompt, reply) for prompt, reply in replies))
+            except UnmeasurableError:
+                return Comparison("no_quorum")
+            return Comparison("scored" if len(set(obeyed)) > 1 else "tied", tuple(map(float, obeyed)))
+        judge, read = self._group
+        texts = [await asyncio.to_thread(read, turn.student_ids, reply) for _, reply in replies]
+        members = [[{"role": "assistant", "content": text}] for text in texts]
+        async with self.slots:
+            return await judge.compare(Group(turn.messages, members, f"{OBEYS_RUBRIC}\n\n{wish}"))
 
     async def _difference(self, turn: Turn, prompt: Sequence[int], reply: Sequence[int]) -> float:
         """Return ``d`` of a reply."""

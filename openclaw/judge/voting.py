@@ -16,6 +16,7 @@ import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Gauge, Histogram
 from prometheus_client import Counter as PrometheusCounter
@@ -109,7 +110,14 @@ class JudgeMetrics:
         self.in_flight = Gauge("openclaw_judge_in_flight", "Turns being judged", registry=registry)
 
 
-def has_quorum(votes: Sequence[Vote], share: float) -> bool:
+class Counted(Protocol):
+    """An answer that counts towards a quorum unless its value is None."""
+
+    @property
+    def value(self) -> int | None: ...
+
+
+def has_quorum(votes: Sequence[Counted], share: float) -> bool:
     """Return whether at least ``share`` of the votes, and at least one, are valid; True if none was asked for."""
     valid = sum(vote.value is not None for vote in votes)
     return not votes or valid >= max(1, math.ceil(share * len(votes)))

@@ -38,6 +38,7 @@ from openclaw.config.runtime import RuntimeConfig, listed
 from openclaw.exceptions import EngineRefusedError, EngineUnavailableError, TeacherMismatchError
 from openclaw.judge.client import BaseModel, Engine, EngineHttp, JudgeClient, JudgeSampling, NamedTokenizer, together
 from openclaw.judge.endpoint import ClassJudge, EndpointJudge, load_class_judge
+from openclaw.judge.group import GroupJudge
 from openclaw.judge.hygiene import Limits
 from openclaw.judge.interface import Judge, NoJudge
 from openclaw.judge.lessons import LessonWriter, Reading
@@ -235,7 +236,11 @@ def build_judge_loop(
     meter = rubric = None
     if read_reply is not None and not (config.offline or config.eval_mode):
         base = BaseModel(policy)
-        rubric = Rubric(base, (judge, read_reply) if follows_prompts(config, judge) else None)
+        group = build_group_judge(config, judge)
+        rubric = Rubric(
+            *(base, (judge, read_reply) if follows_prompts(config, judge) else None),
+            group=None if group is None else (group, read_reply),
+        )
         meter = LessonMeter(
             *(ledger, policy, base, render, metrics),
             temperature=config.temperature,
@@ -250,6 +255,26 @@ def build_judge_loop(
 def follows_prompts(config: RuntimeConfig, judge: Judge) -> bool:
     """Return whether a judge follows a prompt of its own, as an instruction-tuned model does."""
     return config.judge_prompts == "full" and not isinstance(judge, ClassJudge | NoJudge)
+
+
+def build_group_judge(config: RuntimeConfig, judge: Judge) -> GroupJudge | None:
+    """Return the judge of groups, or None where ``OPENCLAW_PRACTICE_RUBRIC`` asks for none.
+
+    Raises:
+        ConfigError: the run's judge cannot compare replies.
+    """
+    if config.practice_rubric != "group":
+        return None
+    if isinstance(judge, ClassJudge) and not judge.compares:
+        raise ConfigError(
+            f"OPENCLAW_PRACTICE_RUBRIC=group: OPENCLAW_JUDGE_CLASS={config.judge_class} lacks: def score_group(self, prompt, replies, "
+            "rubric)"
+        )
+    if not isinstance(judge, ClassJudge | JudgeClient | EndpointJudge):
+        raise ConfigError(
+            "OPENCLAW_PRACTICE_RUBRIC=group needs a judge, and the method asks none; set OPENCLAW_JUDGE_URL"
+        )
+    return GroupJudge(judge, config.prm_m or 1, config.judge_quorum)
 
 
 def build_writer(config: RuntimeConfig, ledger: Ledger, judge: Judge, metrics: JudgeMetrics) -> LessonWriter | None:

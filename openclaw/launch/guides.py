@@ -84,6 +84,12 @@ OF_CONVERSATIONS: dict[str, NoEffect] = {"DATA_PATH": NoEffect("the rows of a ta
 """Variables of methods on conversations, where a run plays tasks."""
 _READ_BY_OTHERS = {"HOST", "PORT", "SGLANG_API_KEY", "OPENCLAW_API_KEY", "OPENCLAW_EVAL_MODE"}
 """Of the gateway's variables those that shells, clients or evaluations read as well."""
+OF_GROUP_JUDGE: set[str] = {
+    name
+    for field in ("judge_class", "judge_base_url", "judge_model", "judge_api_key", "judge_quorum", "judge_grammar")
+    for name in RuntimeVariables.declared(field).names
+}
+"""Of the gateway's variables those that name and bound the judge of groups, where ``GROUP_JUDGE`` asks for one."""
 OF_GATEWAY: dict[str, NoEffect] = dict.fromkeys(
     [name for each in RuntimeVariables.variables() for name in each.names if name not in _READ_BY_OTHERS],
     NoEffect("the gateway and the judge of conversations read it, and this run plays tasks"),

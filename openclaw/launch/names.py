@@ -22,11 +22,12 @@ from openclaw.launch.guides import (
     OF_CONVERSATIONS,
     OF_ENVIRONMENTS,
     OF_GATEWAY,
+    OF_GROUP_JUDGE,
     NoEffect,
     other_name_problems,
 )
 from openclaw.launch.methods import FoundMethod, methods_of
-from openclaw.launch.task import FoundTask
+from openclaw.launch.task import FoundTask, TaskConfig
 from openclaw.launch.variables import LAUNCH_VARIABLES, with_aliases
 from slime.arguments.parser import Parser
 
@@ -154,6 +155,8 @@ def name_warnings(environment: Mapping[str, str], found: FoundMethod | FoundTask
     elsewhere, read = dict[str, NoEffect](), _names(declared_variables(found)) if found else set[str]()
     if isinstance(found, FoundTask):
         elsewhere, read = OF_GATEWAY | OF_CONVERSATIONS, read - OF_CONVERSATIONS.keys()
+        if TaskConfig.declared("group_judge").read(environment)[0]:
+            read |= OF_GROUP_JUDGE
     elif found is not None and not found.config.has_environments:
         elsewhere = OF_ENVIRONMENTS
     warnings = [

@@ -27,6 +27,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, NoReturn
 from groundwork.command_line import nearest, nearest_path
 from groundwork.exceptions import ConfigError
 from groundwork.variables import EnvironmentConfig, Value, Variable, variable
+from openclaw.config.runtime_variables import RuntimeVariables
+from openclaw.judge.prompts import MOST_MEMBERS
 from openclaw.launch.methods import REPOSITORY, imported
 from openclaw.launch.profiles import Profile
 
@@ -42,6 +44,8 @@ TASK_CLASS = "Task"
 JUDGED = "_judge"
 """End of the name of a profile in which a judge scores each step."""
 KIND_VARIABLE = "ENV_TYPE"
+GROUP_REWARD = "agentrl.rollout.group_reward.group_reward"
+"""Of `TaskConfig.group_judge`."""
 
 
 class EvalSet(NamedTuple):
@@ -125,6 +129,9 @@ class TaskConfig(EnvironmentConfig):
     )
     samples: int = variable("N_SAMPLES", 8, "episodes of a task", minimum=1)
     context: int = variable("CONTEXT_LENGTH", 16384, "most tokens of a conversation", minimum=1)
+    group_judge: bool = variable(
+        "GROUP_JUDGE", False, "1: a judge compares the episodes of a task, by one question, and gives their rewards"
+    )
     prm_url: str | None = variable(
         "PRM_SGLANG_URL", None, "judge that runs already, instead of engines of the run's own"
     )
@@ -193,6 +200,8 @@ class TaskConfig(EnvironmentConfig):
     def rollout_flags(self, run: FlagInputs) -> Words:
         """Return the flags of plugins, data and sizes of a rollout."""
         rollouts, tasks, members = self.sizes(run)
+        if self.group_judge:
+            self._check_group_judge(run, int(str(members)))
         return [
             *self._plugins(),
             *("--prompt-data", self.prompt_data or self.file("train", run.run_dir)),
@@ -215,7 +224,7 @@ class TaskConfig(EnvironmentConfig):
         """Return the flags of estimator and loss."""
         kl = run.values["kl_loss_coef"]
         return [
-            *("--advantage-estimator", "step_wise" if run.judge else "grpo"),
+            *("--advantage-estimator", "step_wise" if run.judge and not self.group_judge else "grpo"),
             *("--eps-clip", run.values["ppo_clip_ratio"], *self.constants),
             *(["--use-kl-loss", "--kl-loss-coef", kl, "--kl-loss-type", self.kl_type] if kl or self.watches_kl else []),
         ]
@@ -226,12 +235,34 @@ class TaskConfig(EnvironmentConfig):
         return [
             *(["--prm-sglang-url", self.prm_url] if self.prm_url else gpus),
             *("--prm-model-path", run.values["prm_model_path"] or run.values["hf_ckpt"], "--prm-m", self.prm_m),
-            *("--prm-step-coef", self.prm_step_coef, "--prm-temperature", self.prm_temperature),
+            *(
+                "--prm-step-coef",
+                0 if self.group_judge else self.prm_step_coef,
+                "--prm-temperature",
+                self.prm_temperature,
+            ),
             *("--prm-max-new-tokens", self.prm_max_new_tokens),
         ]
 
+    def _check_group_judge(self, run: FlagInputs, members: int) -> None:
+        """Refuse groups that no judge compares."""
+        if not 2 <= members <= MOST_MEMBERS:
+            raise ConfigError(
+                f"GROUP_JUDGE=1 compares 2 to {MOST_MEMBERS} episodes, and N_SAMPLES is {members}; set N_SAMPLES=8"
+            )
+        named = [
+            run.environment.get(RuntimeVariables.declared(field).name) for field in ("judge_class", "judge_base_url")
+        ]
+        if not (run.judge or any(named)):
+            raise ConfigError(
+                "GROUP_JUDGE=1 needs a judge; add --step-judge, or set OPENCLAW_JUDGE_BASE_URL and OPENCLAW_JUDGE_MODEL, or "
+                "OPENCLAW_JUDGE_CLASS"
+            )
+
     def _plugins(self) -> Words:
         reward = ["--custom-rm-path", self.reward] if self.reward else []
+        if self.group_judge:
+            reward = ["--group-rm", "--custom-rm-path", GROUP_REWARD]
         generate = ["--custom-generate-function-path", self.generate, *reward]
         return [*generate, *self.columns, "--reward-key", "score", *self.own_flags()]
 

@@ -20,7 +20,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from openclaw.exceptions import EngineUnavailableError
 from openclaw.judge.client import BaseModel, Engine, together
-from openclaw.judge.measure import Rubric, UnmeasurableError
+from openclaw.judge.measure import Rubric
 from openclaw.judge.reading import Render, prompt_under
 from openclaw.judge.teacher import Scores, TeacherMismatchError, log_normaliser, score
 from openclaw.ledger.exceptions import LedgerUnavailableError
@@ -99,6 +99,12 @@ class PracticeMetrics:
             "openclaw_practice_rounds",
             "Rounds of practice by outcome: drawn, reached, stuck, failed",
             ["outcome"],
+            registry=registry,
+        )
+        self.groups = Counter(
+            "openclaw_practice_groups",
+            "Groups of replies compared, by outcome: scored, tied, alike, no_quorum, refused; and whether the judge saw them shortened",
+            ["outcome", "shortened"],
             registry=registry,
         )
         self.tokens = Counter("openclaw_practice_tokens", "Tokens of practised prompts and replies", registry=registry)
@@ -386,13 +392,21 @@ class PracticeLoop:
                 groups.setdefault(reply.prompt.turn.id, []).append(reply)
         samples: list[tuple[str, Sample]] = []
         for turn_id, group in groups.items():
-            asked = (rubric.obeys(each.prompt.turn, wish, each.prompt.teacher_ids, each.ids) for each in group)
-            try:
-                rewards = group_rewards(await together(*asked))
-            except UnmeasurableError:
-                logger.warning("practice of person %s: the judge gave no vote on a group", person_name(due.person))
+            found = await rubric.compared(
+                group[0].prompt.turn, wish, [(each.prompt.teacher_ids, each.ids) for each in group]
+            )
+            self._metrics.groups.labels(outcome=found.outcome, shortened=found.shortened).inc()
+            if found.outcome != "scored":
+                logger.info(
+                    "practice of person %s: a group of %d replies trains nothing: %s",
+                    *(person_name(due.person), len(group), found.outcome),
+                )
                 continue
-            samples += [(turn_id, sample_of(each, reward=value)) for each, value in zip(group, rewards, strict=False)]
+            scores = found.scores or ()
+            for place, (reply, reward) in enumerate(zip(group, group_rewards(scores), strict=True)):
+                sample = sample_of(reply, reward=reward)
+                sample.metadata["group"] = {"score": scores[place], "place": place, "orders": found.orders}
+                samples.append((turn_id, sample))
         return samples
 
     async def _replayed(self, due: Due) -> list[tuple[str, Sample]]:

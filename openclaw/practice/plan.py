@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Literal
 
+from openclaw.judge.group import TIE
 from openclaw.ledger.practice import Round
 from openclaw.ledger.records import TopK, Turn
 from openclaw.lessons.lesson import MAX_SERVED, Lesson, chosen
@@ -180,13 +181,15 @@ RUBRIC_RATE = 0.2
 """Reward of a reply that obeys, above the mean of its group: a group counts a fifth of what a judged turn does."""
 
 
-def group_rewards(obeyed: Sequence[bool]) -> list[float]:
-    """Return the rewards of the replies to one prompt: above or below their mean; none if all are alike.
+def group_rewards(scores: Sequence[float]) -> list[float]:
+    """Return the rewards of the replies to one prompt with scores from 0 to 1: above or below their mean; none if all are alike.
 
     No standard deviation divides them, or a group in which one reply differs by chance would count most.
     """
-    mean = sum(obeyed) / len(obeyed) if obeyed else 0.0
-    return [RUBRIC_RATE * (each - mean) for each in obeyed] if 0.0 < mean < 1.0 else []
+    if not scores or max(scores) - min(scores) <= TIE:
+        return []
+    mean = sum(scores) / len(scores)
+    return [RUBRIC_RATE * (each - mean) for each in scores]
 
 
 REPLAYS = 2

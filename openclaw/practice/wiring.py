@@ -54,5 +54,5 @@ def build_practice(
     return PracticeLoop(
         *(ledger, engine, renderer.render, lambda text: len(renderer.encode_text(text)), settings, metrics),
         paused=(lambda: paused_people(run_dir)) if run_dir else tuple,
-        rubric=rubric if config.practice_rubric else None,
+        rubric=rubric if config.practice_rubric != "0" else None,
     )

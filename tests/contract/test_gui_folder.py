@@ -325,7 +325,7 @@ async def test_the_judge_votes_on_each_step(
         async def votes(self, kind: Any, question: Any, count: int) -> list[Vote]:
             return [Vote(kind, "", value, None, 0.1) for value in (1, -1, 1)[:count]]
 
-    monkeypatch.setattr(loop, "_judge", lambda args: Judge())
+    monkeypatch.setattr(loop, "judge_of", lambda args: Judge())
     task = Task("guess", {"steps": 2, "score": 1.0})
     (sample,) = await played(tmp_path, tiny_random_model, monkeypatch, [f"one{END}"], task, prm_m=3, prm_step_coef=0.5)
     assert sample.reward["prm_turn_score"] == pytest.approx(1 / 3)

@@ -292,7 +292,7 @@ async def test_generate_returns_rewards_in_parts_and_drops_the_solution(
 ) -> None:
     monkeypatch.setenv("AGENTRL_POOL_URL", "http://staged")
     judge = Judge()
-    monkeypatch.setattr(loop, "_judge", lambda args: judge)
+    monkeypatch.setattr(loop, "judge_of", lambda args: judge)
     task = Task("guess", {"steps": 2, "score": 1.0})
     replies = [f"one {'x' * 300}{END}", f"two{END}"]
     async with staged(talk(task), replies, tmp_path, tiny_random_model, monkeypatch) as on:

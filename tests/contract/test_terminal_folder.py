@@ -37,6 +37,8 @@ from groundwork.exceptions import ConfigError
 from groundwork.variables import refuse_set
 from lab.testkit.agent_rollouts import GUESS, talk
 from openclaw.launch.__main__ import main as launch
+from openclaw.launch.names import name_warnings
+from openclaw.launch.task import find_task
 from openclaw.ledger.records import Vote
 from slime.args import Arguments
 from slime.rollout.train_data import convert
@@ -117,7 +119,7 @@ async def test_votes_and_coefficient_reach_samples_and_loss_inputs(
     config: dict[str, Any], coefficient: float, tmp_path: Path, tiny_random_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     judge = Judge()
-    monkeypatch.setattr(loop, "_judge", lambda args: judge)
+    monkeypatch.setattr(loop, "judge_of", lambda args: judge)
     task = Task("guess", {"steps": 2, "score": 1.0})
     replies = [f"one{END}", f"two{END}"]
     flags = {"prm_m": 4, "prm_step_coef": 0.5}
@@ -143,7 +145,7 @@ async def test_the_judge_sees_the_history_of_the_mode(
     mode: str, early: bool, tmp_path: Path, tiny_random_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     judge = Judge()
-    monkeypatch.setattr(loop, "_judge", lambda args: judge)
+    monkeypatch.setattr(loop, "judge_of", lambda args: judge)
     replies = [f"say {'abcdefgh'[number]}{END}" for number in range(8)]
     task = Task("guess", {"steps": 8})
     await played(tmp_path, tiny_random_model, monkeypatch, replies, task, prm_history_mode=mode)
@@ -249,7 +251,7 @@ async def test_the_judge_has_the_tokens_of_the_custom_config(
 ) -> None:
     """The stand-in counts characters; most of these are the rules around the texts."""
     judge = Judge()
-    monkeypatch.setattr(loop, "_judge", lambda args: judge)
+    monkeypatch.setattr(loop, "judge_of", lambda args: judge)
     task = Task("guess", {"steps": 1, "text": "word " * 1000})
     flags = {"prm_m": 4, "prm_max_new_tokens": 100, "rollout_max_context_len": None}
     for most in (16384, 2000):
@@ -264,6 +266,22 @@ def test_a_run_may_ask_a_judge_that_runs_already(tmp_path: Path) -> None:
     assert (args.prm_sglang_url, args.prm_enable, args.prm_m, args.num_nodes) == ("http://judge:1", False, 3, 1)
     args = task_plan(judged).args
     assert (args.prm_sglang_url, args.prm_enable, args.prm_num_gpus, args.num_nodes) == (None, True, 8, 2)
+
+
+def test_one_variable_lets_a_judge_compare_the_episodes_of_a_task() -> None:
+    run = ["--task", "terminal", "--model", "qwen3-8B"]
+    elsewhere = {"OPENCLAW_JUDGE_BASE_URL": "https://host/v1", "OPENCLAW_JUDGE_MODEL": "big"}
+    plan = task_plan(run, GROUP_JUDGE="1", **elsewhere)
+    assert (plan.args.group_rm, plan.args.custom_rm_path) == (True, "agentrl.rollout.group_reward.group_reward")
+    task = find_task("terminal")
+    assert name_warnings({"GROUP_JUDGE": "1", **elsewhere}, task) == []
+    assert len(name_warnings(elsewhere, task)) == 2, "nothing else reads them"
+    args = task_plan([*run, "--step-judge"], GROUP_JUDGE="1").args
+    assert (args.prm_enable, args.prm_step_coef, args.advantage_estimator, args.group_rm) == (True, 0.0, "grpo", True)
+    with pytest.raises(ConfigError, match="GROUP_JUDGE=1 needs a judge"):
+        task_plan(run, GROUP_JUDGE="1")
+    with pytest.raises(ConfigError, match="N_SAMPLES is 16; set N_SAMPLES=8"):
+        task_plan(run, GROUP_JUDGE="1", N_SAMPLES="16", **elsewhere)
 
 
 def test_a_worker_knows_the_variables_of_older_set_ups(

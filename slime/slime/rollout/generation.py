@@ -297,7 +297,9 @@ async def generate_and_rm_group(
 ) -> Group:
     """Answer and score a prompt's samples together; with deterministic engines each gets its own ``sampling_seed``.
 
-    If one raises, the others' requests are cancelled before the exception propagates.
+    If one raises, the others' requests are cancelled before the exception propagates. With ``--group-rm`` a member that a generate
+    function turned into a list is one member: its reward is that of all its samples, or a list with one for each. An evaluation, whose
+    answers are not compared, keeps the rewards that a generate function gave.
     """
     state = GenerateState(args)
     if state.aborted:
@@ -310,10 +312,18 @@ async def generate_and_rm_group(
     answered = await gather_or_cancel(
         generate_and_rm(args, one, own, evaluation) for one, own in zip(group, parameters, strict=True)
     )
-    if args.group_rm and not state.aborted:
+    if args.group_rm and not state.aborted and not (evaluation and _are_rewarded(answered)):
         for member, reward in zip(answered, await batched_async_rm(args, answered), strict=True):
-            member.reward = reward
+            samples = member if isinstance(member, list) else [member]
+            rewards = reward if isinstance(reward, list) else [reward] * len(samples)
+            for sample, own in zip(samples, rewards, strict=True):
+                sample.reward = own
     return answered
+
+
+def _are_rewarded(group: Group) -> bool:
+    samples = [sample for member in group for sample in (member if isinstance(member, list) else [member])]
+    return all(sample.reward is not None for sample in samples)
 
 
 async def apply_sample_hooks(

@@ -402,12 +402,12 @@ def test_the_judge_has_its_own_engines_tokenizer_and_sampling(monkeypatch: pytes
     votes: dict[str, Any] = {"prm_m": 3, "prm_temperature": 0.3, "prm_max_new_tokens": 77}
     where: dict[str, Any] = {"prm_router_ip": "10.0.0.9", "prm_router_port": 4321}
     args = rollout_args(Path("policy")).changed(prm_model_path="judge", **votes, **where)
-    engine, tokenizer, _, sampling, picture_tokens = cast(Any, loop._judge(args))
+    engine, tokenizer, _, sampling, picture_tokens = cast(Any, loop.judge_of(args))
     assert picture_tokens is None
     assert engine == ("http://10.0.0.9:4321", loop.JUDGED_AT_A_TIME * 3)
     assert tokenizer == "tokenizer of judge"
     assert (sampling.temperature, sampling.max_new_tokens) == (0.3, 77)
-    assert loop._judge(args.changed(prm_router_ip=None)) is None
+    assert loop.judge_of(args.changed(prm_router_ip=None)) is None
 
 
 def test_a_judge_that_runs_already_is_asked_at_its_url(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -417,12 +417,12 @@ def test_a_judge_that_runs_already_is_asked_at_its_url(monkeypatch: pytest.Monke
     monkeypatch.setattr(loop, "JudgeClient", lambda *told: told)
     args = rollout_args(Path("policy")).changed(prm_model_path="judge")
     for url in ("http://judge:1", "http://judge:1/", "http://judge:1/generate"):
-        engine, tokenizer, *_ = cast(Any, loop._judge(args.changed(prm_sglang_url=url)))
+        engine, tokenizer, *_ = cast(Any, loop.judge_of(args.changed(prm_sglang_url=url)))
         assert (engine, tokenizer) == ("http://judge:1", "tokenizer of judge")
     both = {"prm_sglang_url": "http://judge:1", "prm_router_ip": "h", "prm_router_port": 1}
-    assert cast(Any, loop._judge(args.changed(**both)))[0] == "http://judge:1", "what the user named wins"
+    assert cast(Any, loop.judge_of(args.changed(**both)))[0] == "http://judge:1", "what the user named wins"
     with pytest.raises(ConfigError, match="is not a URL"):
-        loop._judge(args.changed(prm_sglang_url="judge:1"))
+        loop.judge_of(args.changed(prm_sglang_url="judge:1"))
 
 
 async def test_a_question_is_shortened_until_the_judge_has_room(stage: Raise, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -435,7 +435,7 @@ async def test_a_question_is_shortened_until_the_judge_has_room(stage: Raise, mo
             return lengths[-1]
 
     judge = Measured()
-    monkeypatch.setattr(loop, "_judge", lambda args: judge)
+    monkeypatch.setattr(loop, "judge_of", lambda args: judge)
     task = Task("guess", {"steps": 1, "text": "word " * 4000})
     monkeypatch.setenv("AGENTRL_JUDGE_TOKENS", "6100")
     async with stage([f"one{END}"], task) as on:
@@ -454,7 +454,7 @@ async def test_a_question_is_shortened_until_the_judge_has_room(stage: Raise, mo
 
 async def test_the_judges_scores_are_in_rewards_and_steps(stage: Raise, monkeypatch: pytest.MonkeyPatch) -> None:
     judge = AgreeingJudge()
-    monkeypatch.setattr(loop, "_judge", lambda args: judge)
+    monkeypatch.setattr(loop, "judge_of", lambda args: judge)
     monkeypatch.setenv("AGENTRL_STEP_GAMMA", "0.5")
     async with stage([f"one{END}", f"two{END}", f"three{END}"]) as on:
         (sample,) = await on.play(prm_step_coef=0.5)

@@ -187,7 +187,7 @@ async def test_the_judge_sees_the_screen_before_and_after_a_step(
     monkeypatch.setenv("AGENTRL_JUDGE_PICTURES", "2")
     async with gallery([f"one{END}"], tmp_path, model, monkeypatch) as on:
         judge = JudgeClient(Engine(), on.tokenizer, "full", JudgeSampling(grammar=False))
-        monkeypatch.setattr(loop, "_judge", lambda args: judge)
+        monkeypatch.setattr(loop, "judge_of", lambda args: judge)
         (sample,) = await on.play(prm_m=1, prm_step_coef=1.0)
         pad = tiny_vision_processor(on).image_token_id
         assert [payload["input_ids"].count(pad) for payload in sent] == [2, 2, 2]

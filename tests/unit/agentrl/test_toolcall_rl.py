@@ -142,7 +142,7 @@ async def test_votes_and_coefficient_reach_the_rewards(stage: Any, monkeypatch: 
             values = [1, 1, -1] if "calculator" in question.reply else [None] * 3
             return [Vote(kind, "", value, None, 0.1) for value in values[:count]]
 
-    monkeypatch.setattr(loop, "_judge", lambda args: Judge())
+    monkeypatch.setattr(loop, "judge_of", lambda args: Judge())
     async with stage([f"{CALCULATE}{END}", f"Answer: 42{END}"]) as on:
         (sample,) = await on.play(row(), prm_m=3, prm_step_coef=0.5)
     mean = pytest.approx(1 + 0.5 / 3)

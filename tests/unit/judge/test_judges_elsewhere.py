@@ -15,8 +15,8 @@ from openclaw.config.runtime import RuntimeConfig
 from openclaw.exceptions import EngineRefusedError, EngineUnavailableError
 from openclaw.judge.client import JudgeSampling
 from openclaw.judge.endpoint import ClassJudge, EndpointJudge, load_class_judge
-from openclaw.judge.interface import Question
-from openclaw.judge.wiring import build_judge_loop
+from openclaw.judge.interface import NoJudge, Question
+from openclaw.judge.wiring import build_group_judge, build_judge_loop
 from openclaw.ledger.store import Ledger
 from openclaw.method import JudgePlan
 from tests.helpers.fake_engine import scripted_transport
@@ -118,6 +118,11 @@ class Strict:
         return "Write without bold type." if "bold" in next_state[-1]["content"] else None
 
 
+class Compares(Strict):
+    def score_group(self, prompt: Any, replies: Any, rubric: str) -> list[float]:
+        return [0.5] * len(replies)
+
+
 class NoHints:
     def score(self, prompt: Any, response: Any, next_state: Any) -> int:
         return 1
@@ -173,6 +178,7 @@ CONFIG = RuntimeConfig(policy_url="http://127.0.0.1:1", judge_base_url="http://1
             "leave the name and password out of the URL; OPENCLAW_JUDGE_API",
         ),
         ({"opd_teacher": "prm"}, "needs a judge engine"),
+        ({"practice_rubric": "group", "judge_prompts": "brief"}, "class with score_group"),
     ],
 )
 def test_contradictions_are_refused(changes: dict[str, Any], words: str) -> None:
@@ -187,6 +193,16 @@ async def test_no_engine_of_the_run_is_needed(tmp_path: Any) -> None:
     assert isinstance(loop.engines[0], EndpointJudge)
     for engine in loop.engines:
         await engine.close()
+
+
+def test_a_run_that_compares_replies_needs_a_judge_that_can() -> None:
+    group = replace(CONFIG, practice_rubric="group", prm_m=3)
+    assert build_group_judge(CONFIG, NoJudge()) is None
+    assert build_group_judge(group, ClassJudge(Compares())) is not None
+    with pytest.raises(ConfigError, match=r"lacks: def score_group\(self, prompt, replies, rubric\)"):
+        build_group_judge(group, ClassJudge(Strict()))
+    with pytest.raises(ConfigError, match="the method asks none"):
+        build_group_judge(group, NoJudge())
 
 
 @pytest.mark.parametrize(

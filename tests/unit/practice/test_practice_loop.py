@@ -17,6 +17,8 @@ from lab.testkit.ledger_records import USER_NEXT, make_turn
 from openclaw.credit.baseline import record_judged
 from openclaw.exceptions import EngineRefusedError, EngineUnavailableError
 from openclaw.judge.client import BaseModel
+from openclaw.judge.endpoint import ClassJudge
+from openclaw.judge.group import GroupJudge
 from openclaw.judge.interface import NoJudge
 from openclaw.judge.measure import Rubric
 from openclaw.ledger.copying import copy_run
@@ -36,7 +38,7 @@ TOPK = 3
 
 
 class Engine:
-    """Samples `REPLY`; the base model's log probabilities are ``gap`` nats from the policy's."""
+    """Samples `REPLY`, or in turn the replies of ``replies``; the base model's log probabilities are ``gap`` nats from the policy's."""
 
     def __init__(self) -> None:
         self.gap = 1.0
@@ -45,6 +47,7 @@ class Engine:
         self.error: Exception | None = None
         self.bad_owner = ""
         self.away_owner = ""
+        self.replies = itertools.cycle([REPLY])
 
     async def generate(self, payload: dict[str, Any], owner: str | None = None) -> dict[str, Any]:
         self.requests.append((payload, owner))
@@ -57,9 +60,10 @@ class Engine:
         base = payload.get("lora_path") == "base"
         meta: dict[str, Any] = {"weight_version": "base" if base else self.version}
         if payload["sampling_params"]["max_new_tokens"]:
-            entries = [[-0.5, token, None] for token in REPLY]
+            reply = next(self.replies)
+            entries = [[-0.5, token, None] for token in reply]
             return {
-                "output_ids": REPLY,
+                "output_ids": reply,
                 "meta_info": {**meta, "output_token_logprobs": entries, "finish_reason": {"type": "stop"}},
             }
         start = payload["logprob_start_len"]
@@ -562,6 +566,76 @@ def test_a_group_that_is_alike_or_unread_trains_nothing(tmp_path: Path, values: 
     samples = run.ledger.samples.claim(0, 99, person=ALICE, origin="practice")
     assert all(sample.teacher_topk_log_probs is not None for sample in samples)
     assert len(samples) == 6
+    run.ledger.close()
+
+
+class Longest:
+    """Finds the reply with the highest last token best, or fails."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error, self.asked = error, list[Any]()
+
+    def score_group(self, prompt: Any, replies: Any, rubric: str) -> list[float]:
+        self.asked.append((prompt, replies, rubric))
+        if self.error:
+            raise self.error
+        return [int(reply[0]["content"].split()[-1]) / 10 for reply in replies]
+
+
+def practised_as_a_group(run: Run, scorer: Longest, *replies: list[int]) -> list[Sample]:
+    """Practise a round in which one question compares the replies to each prompt; return the samples with rewards of a group."""
+    judge = GroupJudge(ClassJudge(scorer), votes=1, quorum=0.5)
+    reader = lambda prompt, ids: " ".join(map(str, ids))  # noqa: E731
+    run.loop._rubric = Rubric(BaseModel(run.engine), group=(judge, reader))
+    run.engine.replies = itertools.cycle(replies)
+    run.ledger.lessons.add(ALICE, "Answer in German.")
+    run.turn("only")
+    run.practise()
+    samples = run.ledger.samples.claim(0, 99, person=ALICE, origin="practice")
+    return [sample for sample in samples if sample.teacher_topk_log_probs is None]
+
+
+def test_one_question_compares_the_replies_to_a_prompt_and_gives_their_rewards(tmp_path: Path) -> None:
+    run, scorer = Run(tmp_path / "ledger.sqlite"), Longest()
+    group = practised_as_a_group(run, scorer, [7, 8, 9], [7, 8, 1], [7, 8, 9], [7, 8, 5])
+    [(prompt, shown, rubric)] = scorer.asked
+    assert prompt == run.ledger.turns.get("only").messages
+    assert sorted(reply[0]["content"] for reply in shown) == ["7 8 1", "7 8 5", "7 8 9"], "two are alike"
+    assert "Answer in German." in rubric
+    assert [sample.tokens[-1] for sample in group] == [9, 1, 9, 5]
+    assert [sample.reward for sample in group] == pytest.approx([0.2 * each for each in (0.3, -0.5, 0.3, -0.1)])
+    notes = [sample.metadata["group"] for sample in group]
+    assert [note["score"] for note in notes] == pytest.approx([0.9, 0.1, 0.9, 0.5])
+    assert ([note["place"] for note in notes], [sorted(note["orders"][0]) for note in notes]) == (
+        [0, 1, 2, 3],
+        [[0, 1, 3]] * 4,
+    )
+    assert run.counted("groups_total", outcome="scored", shortened="False") == 1.0
+    run.ledger.close()
+
+
+@pytest.mark.parametrize(
+    ("replies", "outcome"),
+    [([[7, 8, 9]], "alike"), ([[7, 7, 9], [7, 8, 9]], "tied"), ([[7, 8, 99], [7, 8, 9]], "no_quorum")],
+)
+def test_a_group_without_a_difference_or_an_answer_trains_nothing_and_is_counted(
+    tmp_path: Path, replies: list[list[int]], outcome: str
+) -> None:
+    run = Run(tmp_path / "ledger.sqlite")
+    assert practised_as_a_group(run, Longest(), *replies) == []
+    assert run.counted("groups_total", outcome=outcome, shortened="False") == 1.0
+    assert run.counted("rounds_total", outcome="drawn") == 1.0, "the teacher's part of the round is trained"
+    run.ledger.close()
+
+
+def test_a_round_waits_for_a_judge_of_groups_that_is_away(tmp_path: Path) -> None:
+    run, scorer = Run(tmp_path / "ledger.sqlite"), Longest(EngineUnavailableError("away"))
+    with pytest.raises(EngineUnavailableError):
+        practised_as_a_group(run, scorer, [7, 8, 9], [7, 8, 1])
+    assert run.ledger.database.rows("SELECT * FROM practice_rounds") == []
+    scorer.error = None
+    assert run.practise() == "drawn"
+    assert run.counted("groups_total", outcome="scored", shortened="False") == 1.0
     run.ledger.close()
 
 

@@ -89,6 +89,17 @@ async def test_a_group_reward_sees_the_group(engine: RolloutEngine, args: Argume
     assert [member.reward for member in group] == [1.5, 1.5]
 
 
+async def test_a_group_reward_scores_lists_and_leaves_an_evaluation_its_own(
+    engine: RolloutEngine, args: Arguments
+) -> None:
+    args.group_rm, args.custom_generate_function_path = True, f"{PLUGINS}.rewarded_pair"
+    args.custom_rm_path = f"{PLUGINS}.place_in_group"
+    first, second = await sglang_rollout.generate_and_rm_group(args, [prompt(0), prompt(1)], {})
+    assert [[sample.reward for sample in member] for member in (first, second)] == [[0.0, 0.0], [1.0, 1.5]]
+    first, second = await sglang_rollout.generate_and_rm_group(args, [prompt(0), prompt(1)], {}, evaluation=True)
+    assert [[sample.reward for sample in member] for member in (first, second)] == [[7.0, 7.0]] * 2
+
+
 @pytest.mark.parametrize("deterministic", [True, False])
 @pytest.mark.parametrize("evaluation", [True, False])
 async def test_deterministic_engines_get_a_seed_per_member(
