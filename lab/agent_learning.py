@@ -26,11 +26,13 @@ from agentrl.exceptions import InfraError
 from groundwork.command_line import CommandLine, new_output_file
 from lab.tiny_demo.report import save
 from lab.tiny_demo.resume import continue_command, has_checkpoint, newest_stopped
+from lab.tiny_learning.calls import TOOLCALL
 from lab.tiny_learning.clicks import GUI
 from lab.tiny_learning.outcomes import Outcome, Outcomes, percent, share
 from lab.tiny_learning.pictures.tasks import GUI_PICTURES
 from lab.tiny_learning.sets import TASK_SETS, UPDATES, judges, warm_start_of
 from lab.tiny_learning.training import HELDOUT_TASKS, REPOSITORY, Plan, Sizes, start_training
+from openclaw.judge.prompts import MOST_MEMBERS
 from openclaw.launch.guides import FLAG_TEXTS, OF_ENVIRONMENTS
 from openclaw.launch.variables import LaunchVariables
 
@@ -39,7 +41,7 @@ PROG = "run_tiny_cpu.sh"
 RUNS = REPOSITORY / "runs"
 STATE = "learning.json"
 OPTIONS = (
-    *("task", "updates", "seed", "pictures", "process_reward"),
+    *("task", "updates", "seed", "pictures", "process_reward", "group_judge"),
     *("heldout", "prompts", "samples", "slots", "learning_rate"),
 )
 """What a continued run takes over from its first part, unless the command line says otherwise."""
@@ -61,6 +63,11 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--seed", type=int, default=0, help="of the run (%(default)s)")
     add("--pictures", action="store_true", help="of a screen: the agent sees screenshots instead of text (task gui)")
     add("--process-reward", action="store_true", help="a judge's votes on each step count beside the outcome")
+    add(
+        "--group-judge",
+        action="store_true",
+        help="instead of the outcome, a judge that compares the episodes of a task gives their rewards (task toolcall)",
+    )
     add(
         "--heldout",
         type=_count,
@@ -92,6 +99,10 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         if options.task not in (GUI.name, GUI_PICTURES.name):
             parser.error(f"--pictures: the task {options.task} has none; use it with {GUI.name}")
         options.task = GUI_PICTURES.name
+    if options.group_judge and (
+        options.task != TOOLCALL.name or options.process_reward or options.samples > MOST_MEMBERS
+    ):
+        parser.error(f"--group-judge is for toolcall with at most {MOST_MEMBERS} samples, without --process-reward")
     if options.process_reward and not judges(TASK_SETS[options.task]):
         parser.error("--process-reward: the warm start that sees pictures has not learned to judge steps")
     options.updates = options.updates or UPDATES[options.task]
@@ -153,6 +164,7 @@ def carry_out(options: argparse.Namespace, console: Console) -> None:
     plan = Plan(
         *(tasks, model, options.run_dir, options.updates, options.seed, options.process_reward, options.sizes),
         resumed=options.resume,
+        group_judge=options.group_judge,
     )
     plan.folder.mkdir(parents=True, exist_ok=True)
     (plan.folder / STATE).write_text(json.dumps({name: getattr(options, name) for name in OPTIONS}) + "\n")

@@ -25,6 +25,7 @@ def make(plan: Plan, outcomes: Outcomes, seconds: float) -> Report:
         "seed": plan.seed,
         "updates": plan.updates,
         "process_reward": plan.process_reward,
+        "group_judge": plan.group_judge,
         "heldout_episodes": len(after),
         "success_before": share(before),
         "success_after": share(after),
@@ -91,6 +92,7 @@ def show(report: Report, console: Console) -> None:
         console.print(Panel(before, title="before training", border_style="red"))
         console.print(Panel(after, title="after", border_style="green"))
     kind = "outcome and process reward" if report["process_reward"] else "outcome reward"
+    kind = "group judge's reward" if report["group_judge"] else kind
     table = Table(
         "solved, held-out tasks", "before", "after", title=f"{report['task']}: {report['updates']} updates, {kind}"
     )

@@ -21,6 +21,8 @@ from openclaw.launch.report import STARTED_AS
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 GENERATE = "agentrl.rollout.generate.generate"
+GROUP_REWARD = "agentrl.rollout.group_reward.group_reward"
+EVIDENCE = "lab.tiny_learning.evidence.Evidence"
 STOP_S = 90.0
 TRAINED_TASKS, HELDOUT_TASKS = 200, 20
 """Of each family, as every pool offers them."""
@@ -67,6 +69,7 @@ class Plan:
     process_reward: bool
     sizes: Sizes
     resumed: bool = False
+    group_judge: bool = False
 
     @property
     def batch(self) -> int:
@@ -118,6 +121,8 @@ class Plan:
         ]
         if self.resumed:
             words.append("--resume")
+        if self.group_judge:
+            words += ["--group-rm", "--custom-rm-path", GROUP_REWARD]
         if self.process_reward:
             words += ["--prm-enable", "--prm-num-gpus", "1", "--prm-model-path", self.model, "--prm-m", sizes.votes]
             words += ["--prm-temperature", TEMPERATURE, "--prm-max-new-tokens", "40"]
@@ -129,6 +134,11 @@ class Plan:
         paths = [str(REPOSITORY), str(REPOSITORY / "slime"), os.environ.get("PYTHONPATH", "")]
         return {
             **{name: value for name, value in os.environ.items() if name != STARTED_AS},
+            **(
+                {"OPENCLAW_JUDGE_CLASS": EVIDENCE}
+                if self.group_judge and not os.environ.get("OPENCLAW_JUDGE_BASE_URL")
+                else {}
+            ),
             **self.tasks.variables,
             "PYTHONPATH": os.pathsep.join(filter(None, paths)),
             "HF_HUB_OFFLINE": "1",
