@@ -13,6 +13,7 @@ import httpx
 import pytest
 from transformers import AutoTokenizer
 
+from chat_codec.prompts import Prompts
 from groundwork.network import find_available_port
 from lab.testkit.live_engine import engine_arguments, live_engine
 from lab.testkit.tiny_random import build_tokenizer
@@ -20,7 +21,9 @@ from lab.testkit.waiting import wait_until
 from openclaw.exceptions import EngineUnavailableError
 from openclaw.judge.client import EngineHttp, JudgeClient, JudgeSampling
 from openclaw.judge.endpoint import EndpointJudge
+from openclaw.judge.group import Group, GroupJudge, shown
 from openclaw.judge.interface import Question
+from openclaw.judge.prompts import group_messages
 from tests.helpers.fake_engine import FakeEngine
 from tests.helpers.taught_model import teach
 
@@ -44,6 +47,22 @@ def prompts(kind: Any = "prm") -> list[list[int]]:
     return [judge.prompt_ids(kind, question(text)) for text in ("Without bold, please.", "Thanks!", "Again: 3 + 4?")]
 
 
+GROUP = Group(
+    [{"role": "user", "content": "What is 2 + 3?"}],
+    [[{"role": "assistant", "content": text}] for text in ("The sum is 5.", "The sum is 6.")],
+    "The right sum.",
+)
+
+
+def group_prompts() -> list[list[int]]:
+    prompts = Prompts(build_tokenizer())
+    prompt, members = shown(GROUP, 10_000)
+    return [
+        prompts.ids(group_messages(GROUP.rubric, prompt, each), keywords={"enable_thinking": False})
+        for each in (members, members[::-1])
+    ]
+
+
 @pytest.fixture(scope="module")
 def good_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return teach(tmp_path_factory.mktemp("judge") / "good", "A correction. \\boxed{-1}", prompts())
@@ -51,7 +70,7 @@ def good_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def bad_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return teach(tmp_path_factory.mktemp("judge") / "bad", BAD, [*prompts(), *prompts("hint")])
+    return teach(tmp_path_factory.mktemp("judge") / "bad", BAD, [*prompts(), *prompts("hint"), *group_prompts()])
 
 
 @pytest.fixture(scope="module")
@@ -130,6 +149,9 @@ async def test_the_grammar_ends_every_answer_in_a_box(bad_model: Path, tmp_path:
                 assert vote.invalid in (None, "cut_off"), vote
                 assert vote.invalid or vote.answer.endswith("\\boxed{-1}"), vote
         assert sum(vote.value == -1 for vote in await bound.votes("prm", QUESTION, VOTES)) >= VOTES // 2
+        compared = await GroupJudge(bound, VOTES, quorum=0.5).compare(GROUP)
+        assert compared.outcome in ("scored", "tied"), compared
+        assert {vote.invalid for vote in compared.votes} <= {None, "cut_off"}, compared
         own = endpoint(f"{engine.url()}/v1", bad_model)
         assert await own.answers()
         assert {vote.invalid for vote in await own.votes("prm", QUESTION, 2)} == {"other_box"}

@@ -25,6 +25,7 @@ from groundwork.checkpoint_names import LATEST
 from lab import agent_learning
 from lab.tiny_learning import report, warm_start
 from lab.tiny_learning.encode import Coder
+from lab.tiny_learning.evidence import Evidence
 from lab.tiny_learning.outcomes import Outcomes, share, transcript
 from lab.tiny_learning.sets import TASK_SETS, UPDATES, judges
 from lab.tiny_learning.traces import AgentTasks, TaskSet, Trace
@@ -33,6 +34,7 @@ from lab.tiny_learning.vocabulary import build_tokenizer
 from lab.tiny_learning.warm_start import NOTE, SHIPPED, failures, key
 from lab.tiny_models import sampling
 from lab.tiny_models.tokenizer import END, SPECIAL_TOKENS
+from openclaw.judge.endpoint import ClassJudge, load_scorer
 from slime.arguments import parse_args
 
 SETS = [each for each in TASK_SETS.values() if isinstance(each, TaskSet)]
@@ -183,6 +185,33 @@ def test_pool_and_trainer_take_what_the_run_asks_for(
     assert not any(f"/{tasks.unseen}/" in name for name in trained)
     assert any(f"/{tasks.unseen}/" in name for name in heldout)
     assert not {*trained} & {*heldout}
+
+
+def test_a_judge_of_groups_gives_the_rewards_where_it_is_asked_for(
+    tmp_path: Path, tiny_random_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = replace(plan_of(tmp_path, TASK_SETS["toolcall"], group_judge=True), model=tiny_random_model)
+    args = parse_args(plan.words())
+    assert (args.group_rm, args.custom_rm_path) == (True, "agentrl.rollout.group_reward.group_reward")
+    monkeypatch.setenv("OPENCLAW_JUDGE_BASE_URL", "")
+    judge = plan.variables("http://pool")["OPENCLAW_JUDGE_CLASS"]
+    assert ClassJudge(load_scorer(judge)).compares
+    monkeypatch.setenv("OPENCLAW_JUDGE_BASE_URL", "https://host/v1")
+    assert "OPENCLAW_JUDGE_CLASS" not in plan.variables("http://pool"), "a judge that somebody names goes first"
+
+
+def test_evidence_tells_right_episodes_from_others_without_the_answer() -> None:
+    tasks, scores = TASK_SETS["toolcall"], {True: set[float](), False: set[float]()}
+    assert isinstance(tasks, TaskSet)
+    for number in range(300):
+        trace = tasks.trace(random.Random(number), tasks.task(tasks.families[number % 4], "train", number % 100), True)
+        said = [
+            [{"role": "assistant", "content": step.text}, {"role": "tool", "content": step.heard}]
+            for step in trace.steps
+        ]
+        [score] = Evidence().score_group(trace.messages, [[message for step in said for message in step][:-1]], "")
+        scores[trace.steps[-1].good].add(score)
+    assert min(scores[True]) > max(scores[False])
 
 
 def play(folder: Path, name: str, task: str, version: int, score: float, votes: list[int | None] | None = None) -> None:
@@ -384,6 +413,7 @@ def test_no_episode_has_no_share() -> None:
         (["--run-dir", "."], "is not empty"),
         (["--pictures"], "the task terminal has none; use it with gui"),
         (["--process-rewards"], "did you mean --process-reward?"),
+        (["--group-judge"], "is for toolcall with at most 8 samples"),
     ],
 )
 def test_bad_options_are_refused(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
