@@ -10,6 +10,7 @@ import argparse
 import signal
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from datetime import datetime
 from importlib import import_module
 from itertools import chain
@@ -21,6 +22,7 @@ from rich.text import Text
 from groundwork.command_line import CommandLine, named_by_beginning
 from groundwork.exceptions import ConfigError
 from groundwork.private_files import OutputError, private_folder
+from openclaw.config.meters import METERS
 from openclaw.exceptions import NoRunError
 from openclaw.ledger.commands import COMMANDS
 from openclaw.ledger.episodes import Episode
@@ -28,6 +30,7 @@ from openclaw.ledger.exceptions import LedgerError, UnknownRecordError
 from openclaw.ledger.feedback import CORRECTS
 from openclaw.ledger.records import SCORED
 from openclaw.ledger.store import Ledger
+from openclaw.ledger.usage import OwnersDay
 from openclaw.ledger.views import OwnerSamples, SampleRecord, TurnRecord, counted
 from openclaw.messages.preview import harmless, preview
 from openclaw.messages.text import next_state_text, response_text
@@ -184,6 +187,14 @@ def owner_lines(owners: Sequence[OwnerSamples]) -> Iterable[str]:
         )
 
 
+def usage_lines(days: Sequence[OwnersDay]) -> Iterable[str]:
+    """Yield a table of the tokens by day and owner."""
+    yield f"{'day':10}  {'owner':16}" + "".join(f"{name:>12}" for name in METERS)
+    for each in days:
+        counts = asdict(each.tokens)
+        yield f"{each.day}  {each.owner or SHOWN_LOCAL:16}" + "".join(f"{counts[name]:12}" for name in METERS)
+
+
 def summary(ledger: Ledger) -> Iterable[str]:
     """Yield counts and steps."""
     counts = ledger.views.counts()
@@ -242,6 +253,8 @@ def view(ledger: Ledger, options: argparse.Namespace, run: Path) -> Iterable[str
         return list(episode_text(ledger, options.episode))
     if options.episodes:
         return episode_lines(ledger)
+    if options.usage:
+        return usage_lines(ledger.usage.days("", "9"))
     if options.samples:
         return (sample_line(record) for record in ledger.views.sample_records())
     return summary(ledger)
@@ -274,6 +287,7 @@ def build_parser() -> CommandLine:
     what.add_argument("--turns", action="store_true", help="one line per turn that can teach: verdict, sample, step")
     parser.add_argument("--all", action="store_true", help="with --turns: side turns too, such as measurements")
     what.add_argument("--samples", action="store_true", help="one line per sample")
+    what.add_argument("--usage", action="store_true", help="tokens by day and owner, see usage.md")
     what.add_argument("--session", metavar="ID", help="one conversation in full; the beginning of its id is enough")
     what.add_argument(
         "--turn",

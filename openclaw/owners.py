@@ -88,6 +88,11 @@ def episode_of(owner: str) -> str | None:
     return name if child and name.startswith(EPISODE) else None
 
 
+def metered_owner(owner: str) -> str:
+    """Return for whom the tokens of an owner count: of an episode for who created it, otherwise for ``owner``."""
+    return owner.partition(f"{CHILD}{EPISODE}")[0]
+
+
 def prefixes(owner: str) -> tuple[str, str]:
     """Return how the stored ids of an owner other than `LOCAL` begin: its own, and its children's."""
     return f"{MARK}{owner}:", f"{MARK}{owner}{CHILD}"

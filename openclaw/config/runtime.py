@@ -23,6 +23,7 @@ from groundwork.exceptions import ConfigError
 from groundwork.machine import usable_cores
 from groundwork.network import is_http_url, is_loopback
 from groundwork.variables import Value, Variable
+from openclaw.config.meters import read_prices, read_quotas
 from openclaw.config.runtime_variables import DEBUG_LEVEL, VARIABLES, RuntimeVariables
 from openclaw.config.train_when import TrainWhen
 
@@ -85,6 +86,8 @@ class RuntimeConfig(RuntimeVariables):
             )
         if self.api_key and (problem := key_problem(self.api_key)):
             raise ConfigError(f"SGLANG_API_KEY (or OPENCLAW_API_KEY) {problem}; write the key as clients send it")
+        read_prices(self.prices)
+        read_quotas(self.quotas)
         if bool(self.tls_cert) != bool(self.tls_key):
             raise ConfigError("OPENCLAW_TLS_CERT and OPENCLAW_TLS_KEY belong together; set both or none")
         for name, url in (("OPENCLAW_POLICY_URL", self.policy_url), ("OPENCLAW_JUDGE_URL", self.judge_url)):

@@ -157,7 +157,7 @@ class RuntimeVariables(GateVariables):
     api_keys_file: str | None = variable(
         "OPENCLAW_API_KEYS_FILE",
         None,
-        "file of keys, one `name:key` or `name: sha256:HEX` per line, also `parent/child:key` and `name (admin):key`; "
+        "file of keys, one `name:key` or `name: sha256:HEX` per line, also `parent/child:key`, `name (admin):key` and `name (sampled=100000):key`, a quota; "
         "readable only by its owner; reloaded when it changes",
     )
     rate_limit_requests: int | None = variable(
@@ -168,6 +168,18 @@ class RuntimeVariables(GateVariables):
         None,
         "most tokens, prompt plus reply, per minute and key; unset: no limit",
         minimum=1,
+    )
+    quotas: str | None = variable(
+        "OPENCLAW_QUOTAS",
+        None,
+        "most tokens per key and day (UTC) as sampled=N, total=N (prompts and replies) or both with a comma; a keys file may say "
+        "otherwise for a key; unset: no quota",
+    )
+    prices: str | None = variable(
+        "OPENCLAW_PRICES",
+        None,
+        "dollars per million tokens that GET /v1/usage multiplies by, such as prefill=0.1,cached=0.01,sampled=0.4,judged=0.1,trained=1; "
+        "unset: no dollars",
     )
     rate_limit_concurrent: int | None = variable(
         "OPENCLAW_RATE_LIMIT_CONCURRENT",

@@ -48,6 +48,7 @@ from openclaw.gateway.response_desk import ResponseDesk, add_response_routes
 from openclaw.gateway.routes import add_model_routes, add_session_routes, add_status_routes
 from openclaw.gateway.shared import Shared, admit_episode
 from openclaw.gateway.under_way import InFlightRegistry
+from openclaw.gateway.usage import UsageDesk, add_usage_routes
 from openclaw.gateway.window import add_window_routes
 from openclaw.gateway.window_events import PageEvents
 from openclaw.gateway.window_views import Views
@@ -238,7 +239,11 @@ def create_app(
     add_adapter_routes(app, own)
     add_episode_routes(app, service.episodes)
     add_model_routes(app, service)
-    add_status_routes(app, service, registry, keyring, workers, has_window=views is not None)
+    meters = UsageDesk(config, service.ledger, keyring, service.metrics, service.clock)
+    if config.quotas or config.api_keys_file:  # which may get quotas while the server runs
+        service.limits.check_quota = meters.check
+    add_usage_routes(app, meters)
+    add_status_routes(app, service, registry, keyring, meters, workers, has_window=views is not None)
     if views is not None and log_ins is not None:
         app.pages = PageEvents(views, config.keepalive_seconds)
         add_window_routes(app, service, own, views, log_ins, app.pages)

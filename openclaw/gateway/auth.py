@@ -1,7 +1,8 @@
 """The keys that clients send: ``Authorization: Bearer KEY``, or ``X-Api-Key: KEY``.
 
 A keys file has one ``name:key`` or ``name: sha256:HEX`` per line; empty lines and ``#`` comments are skipped. A child
-key is named ``PARENT/CHILD``; ``name (admin)`` marks an admin key. A line whose key no client could send as it stands is
+key is named ``PARENT/CHILD``; ``name (admin)`` marks an admin key, ``name (sampled=N, total=N)`` gives a key quotas of its own
+(`openclaw.gateway.usage`). A line whose key no client could send as it stands is
 refused: quotes around it, a comment behind it, another digest than sha256. A key's name is the owner of what its clients
 send.
 
@@ -30,7 +31,7 @@ import stat
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from ipaddress import IPv6Address, ip_address, ip_network
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ from typing import Any
 from groundwork.exceptions import ConfigError
 from groundwork.network import is_loopback
 from openclaw.config.bounds import WRONG_KEYS
+from openclaw.config.meters import read_quotas
 from openclaw.config.runtime import key_problem
 from openclaw.gateway.errors import ApiError
 from openclaw.gateway.limits import RateLimitError
@@ -47,7 +49,8 @@ from openclaw.privacy.secret_finder import kept_id
 logger = logging.getLogger(__name__)
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}(?:/[A-Za-z0-9._-]{1,64})*")
-ADMIN = re.compile(r"(.+?)\s*\(admin\)")
+MARKED = re.compile(r"(.+?)\s*\((.*)\)")
+ADMIN = "admin"
 DIGEST = re.compile(r"sha256:([0-9a-f]{64})", re.IGNORECASE)
 
 
@@ -89,10 +92,11 @@ class Client:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key: its digest, and who sends it."""
+    """A key: its digest, who sends it, and its own quotas (`openclaw.config.meters.read_quotas`)."""
 
     digest: bytes
     client: Client
+    quotas: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 Keys = dict[str, Key]
@@ -271,6 +275,11 @@ class Keyring:
         clients = [known.client for known in self._keys.values() if hmac.compare_digest(known.digest, digest)]
         return clients[0] if clients else None
 
+    def quotas(self, name: str) -> Mapping[str, int]:
+        """Return the quotas that the keys file gives the key with this name."""
+        key = self._keys.get(name)
+        return {} if key is None else key.quotas
+
     def holds(self, word: bytes) -> bool:
         """Return whether a word of a text is one of the keys."""
         digest = hashlib.sha256(word).digest()
@@ -311,12 +320,17 @@ def read_keys(path: Path) -> Keys:
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         name, colon, key = (part.strip() for part in line.partition(":"))
-        admin = ADMIN.fullmatch(name)
-        name = admin.group(1) if admin else name
-        if not colon or not key or not NAME.fullmatch(name):
+        marked = MARKED.fullmatch(name)
+        name, marks = marked.groups() if marked else (name, None)
+        try:
+            admin, quotas = read_marks(marks)
+            said = bool(colon and key and NAME.fullmatch(name))
+        except ConfigError:
+            admin, quotas, said = False, {}, False
+        if not said:  # what stands there is not repeated
             raise ConfigError(
                 f"{where}: line {number} is not name:key; a name has letters, digits and . _ -, a child key is "
-                "PARENT/CHILD:key, an admin key is name (admin):key"
+                "PARENT/CHILD:key, an admin key is name (admin):key, one with a quota name (sampled=100000):key"
             )
         if name.rpartition(CHILD)[2].startswith(EPISODE):
             raise ConfigError(
@@ -335,7 +349,7 @@ def read_keys(path: Path) -> Keys:
         digest = bytes.fromhex(hashed.group(1)) if hashed else key_digest(key)
         if any(digest == other.digest for other in keys.values()):
             raise ConfigError(f"{where}: line {number}: the key of {name!r} is in the file twice; remove one")
-        keys[name] = Key(digest, Client(name, name, admin=admin is not None))
+        keys[name] = Key(digest, Client(name, name, admin=admin), quotas)
         places[name] = number
     for name, number in places.items():
         parent = name.rpartition(CHILD)[0]
@@ -346,6 +360,20 @@ def read_keys(path: Path) -> Keys:
     if not keys:
         raise ConfigError(f"{where}: contains no key; write one name:key per line")
     return keys
+
+
+def read_marks(marks: str | None) -> tuple[bool, Mapping[str, int]]:
+    """Return whether a key is an admin's, and its quotas, from what stands in brackets after its name; None: nothing does.
+
+    Raises:
+        ConfigError: it means something else.
+    """
+    if marks is None:
+        return False, {}
+    words = [word.strip() for word in marks.split(",")]
+    if "" in words:
+        raise ConfigError("empty brackets, or a comma too many")
+    return ADMIN in words, read_quotas(",".join(word for word in words if word != ADMIN))
 
 
 def check_private(path: Path, variable: str) -> None:

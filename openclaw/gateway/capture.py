@@ -21,7 +21,7 @@ from openclaw.engine.client import EnginePictures, TokenChunk
 from openclaw.exceptions import EngineProtocolError
 from openclaw.gateway.sampling import SamplingPlan, exclusion
 from openclaw.gateway.schema import ChatRequest
-from openclaw.ledger.records import PlainPart, SeenPicture, TopK, Turn, VersionSpan
+from openclaw.ledger.records import PlainPart, SeenPicture, Tokens, TopK, Turn, VersionSpan
 from openclaw.lessons.lesson import UNDER_LESSON
 from openclaw.owners import episode_of, owner_of, turn_id
 from openclaw.sessions import TurnContext
@@ -312,6 +312,17 @@ class Capture:
 def token_counts(captures: Sequence[Capture]) -> tuple[int, int]:
     """Return the tokens of the prompts, each counted once, and of all choices."""
     return sum(len(capture.prompt.ids) for capture in _firsts(captures)), sum(len(capture.ids) for capture in captures)
+
+
+def spent(captures: Sequence[Capture]) -> list[Tokens]:
+    """Return what each choice adds to its owner's meters: together what `usage` says."""
+    firsts = {id(capture) for capture in _firsts(captures)}
+    result: list[Tokens] = []
+    for capture in captures:
+        read = len(capture.prompt.ids) if id(capture) in firsts else 0
+        cached = min(read, capture.cached_tokens)
+        result.append(Tokens(prefill=read - cached, cached=cached, sampled=len(capture.ids)))
+    return result
 
 
 def _firsts(captures: Sequence[Capture]) -> list[Capture]:

@@ -40,7 +40,7 @@ from groundwork.network import is_loopback
 from openclaw.config.bounds import FEEDBACK_BODY, LESSON_BODY
 from openclaw.config.runtime import RuntimeConfig, listed
 from openclaw.gateway.auth import Client, Keyring, sender, sent_key
-from openclaw.gateway.dialects import EPISODE_DIALECTS
+from openclaw.gateway.dialects import DIALECTS, EPISODE_DIALECTS
 from openclaw.gateway.errors import (
     CLIENT_GONE,
     LIMIT_HEADER,
@@ -67,6 +67,10 @@ NOBODY = "-"
 MODELS_PATH = "/v1/models"
 FEEDBACK_PATH = "/v1/feedback"
 WINDOW_FEEDBACK = f"{WINDOW}/feedback"
+FEEDBACK_PATHS = frozenset({FEEDBACK_PATH, WINDOW_FEEDBACK})
+WINDOW_SAY, WINDOW_ASK_VERSION = f"{WINDOW}/say", f"{WINDOW}/ask_version"
+REPLY_PATHS = frozenset({*(dialect.path for dialect in DIALECTS), WINDOW_SAY, WINDOW_ASK_VERSION})
+"""That ask the model, so that they need what is left of a key's quota."""
 EPISODE_ROUTES = (*(("POST", dialect.path) for dialect in EPISODE_DIALECTS), ("GET", MODELS_PATH))
 """Methods and paths, with what is below them, that an agent may use with the key of its episode."""
 ALLOWED = ", ".join(map(" ".join, EPISODE_ROUTES))
@@ -189,7 +193,7 @@ class Guard:
                         form = FEEDBACK_BODY if path.startswith(BELOW) else None
                         await self._bodies.read(scope, headers, receive, record.key, form)
                     if scope["method"] in LIMITED_METHODS:
-                        await self._limits.enter(record.key, feedback=path in (FEEDBACK_PATH, WINDOW_FEEDBACK))
+                        await self._limits.enter(record.key, feedback=path in FEEDBACK_PATHS, reply=path in REPLY_PATHS)
                         limited = True
             except ClientGoneError:
                 self._on_refused(scope["path"], CLIENT_GONE)

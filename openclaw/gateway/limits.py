@@ -7,7 +7,8 @@ The bodies that no handler has taken yet have together `BODY_MEMORY` bytes. When
 share get 503, and one slow key cannot fill the memory for the others.
 
 `RateLimits` bounds requests, tokens and feedback per minute, concurrent requests of a key, and those of the server. A
-refused request is a 429 in OpenAI's shape with ``Retry-After``, and is counted. A window is a minute that begins with its
+key may also have a quota per day, for replies alone (`openclaw.gateway.usage`). A
+refused request is a 429 in its path's shape with ``Retry-After``, and is counted. A window is a minute that begins with its
 first request. Tokens are charged at the end of a reply: the reply that uses up a window is delivered whole, and the next
 request is refused.
 
@@ -21,7 +22,7 @@ import asyncio
 import math
 import time
 from collections import Counter, deque
-from collections.abc import MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
@@ -38,7 +39,11 @@ from openclaw.config.runtime import RuntimeConfig
 from openclaw.gateway.errors import ApiError, ClientGoneError, bad_request, from_validation
 
 Body = TypeVar("Body", bound=BaseModel)
-Limit = Literal["requests", "tokens", "concurrent", "feedback_per_minute", "wrong_keys"]
+Limit = Literal["requests", "tokens", "concurrent", "feedback_per_minute", "wrong_keys", "quota"]
+
+
+INSUFFICIENT = "insufficient_quota"
+"""OpenAI's type and code of a 429 that a minute's wait does not end."""
 
 
 class RateLimitError(ApiError):
@@ -49,8 +54,8 @@ class RateLimitError(ApiError):
         super().__init__(
             429,
             f"{message}; send it again in {retry_after} s",
-            code="rate_limit_exceeded",
-            kind=kind,
+            code=INSUFFICIENT if limit == "quota" else "rate_limit_exceeded",
+            kind=INSUFFICIENT if limit == "quota" else kind,
             retry_after=retry_after,
         )
         self.limit: Limit = limit
@@ -92,6 +97,8 @@ class RateLimits:
         self._feedback = RateLimitItemPerMinute(feedback, namespace="feedback") if feedback else None
         self._concurrent = concurrent
         self._under_way: Counter[str] = Counter()
+        self.check_quota: Callable[[str], Awaitable[None]] | None = None
+        """Raises RateLimitError if a key has used up what it may use in a day; None: there are no quotas."""
 
     @staticmethod
     def of(config: RuntimeConfig) -> RateLimits:
@@ -104,8 +111,13 @@ class RateLimits:
             config.rate_limit_feedback,
         )
 
-    async def enter(self, key: str, *, feedback: bool = False) -> None:
-        """Count a request of ``key``; ``feedback``: it gives feedback, which has a limit of its own besides.
+    async def enter(self, key: str, *, feedback: bool = False, reply: bool = False) -> None:
+        """Count a request of ``key``.
+
+        Args:
+            key: its name.
+            feedback: it gives feedback, which has a limit of its own besides.
+            reply: it asks for a reply, which quotas may refuse.
 
         Raises:
             BusyError: if the server is at its limit; the request is then not counted.
@@ -118,6 +130,8 @@ class RateLimits:
         # Count before the first await, so that no other request slips past the limit meanwhile.
         self._under_way[key] += 1
         try:
+            if reply and self.check_quota is not None:
+                await self.check_quota(key)
             if self._tokens and not await self._windows.test(self._tokens, key):
                 raise RateLimitError(
                     "tokens",

@@ -106,6 +106,12 @@ class GatewayMetrics:
             ["key", "kind"],
             registry=registry,
         )
+        self.usage_tokens = Gauge(
+            "openclaw_usage_tokens",
+            "Tokens of all owners, by meter: prefill, cached, sampled, judged, trained, stale",
+            ["kind"],
+            registry=registry,
+        )
         self.rate_limited = Counter(
             "openclaw_rate_limited", "Requests refused with 429, by key and limit", ["key", "limit"], registry=registry
         )

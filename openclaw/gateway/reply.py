@@ -27,7 +27,7 @@ from groundwork.tracing import record as record_span
 from openclaw.engine.client import GRAMMAR_PARAMETER, EngineClient, TokenChunk
 from openclaw.exceptions import EngineError, EngineRejectedError
 from openclaw.gateway.auth import Client
-from openclaw.gateway.capture import Capture, Prompt, Step, token_counts
+from openclaw.gateway.capture import Capture, Prompt, Step, spent, token_counts
 from openclaw.gateway.dialects.dialect import Form, Head, Writer
 from openclaw.gateway.earlier import EarlierVersions, Wanted
 from openclaw.gateway.errors import ApiError, cancelled, from_engine, from_ledger
@@ -220,7 +220,10 @@ class Replies:
         find = captures[0].prompt.plain
         try:
             plain = await find() if find is not None else None
-            turns = [capture.turn(context, finished_at, plain) for capture in captures]
+            turns = [
+                replace(capture.turn(context, finished_at, plain), spent=tokens)
+                for capture, tokens in zip(captures, spent(captures), strict=True)
+            ]
             turns[0] = replace(turns[0], kept=kept)
             if aborted:
                 turns = [replace(turn, finish_reason="abort") for turn in turns]

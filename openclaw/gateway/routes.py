@@ -33,6 +33,7 @@ from openclaw.gateway.errors import ApiError, disk_full
 from openclaw.gateway.guard import client_of
 from openclaw.gateway.limits import take_body
 from openclaw.gateway.stream import json_response
+from openclaw.gateway.usage import UsageDesk
 from openclaw.gateway.window_views import WINDOW
 from openclaw.ledger.exceptions import LedgerFullError, UnknownRecordError
 from openclaw.ledger.sessions import Forgotten
@@ -111,6 +112,7 @@ def add_status_routes(
     service: ChatService,
     registry: CollectorRegistry,
     keyring: Keyring,
+    meters: UsageDesk,
     workers: Callable[[], int] | None = None,
     *,
     has_window: bool = False,
@@ -122,6 +124,7 @@ def add_status_routes(
         service: which the routes tell of.
         registry: has the metrics, which count by key.
         keyring: of the clients.
+        meters: of tokens.
         workers: counts the workers alive; None: there are none.
         has_window: whether a browser is sent to the window.
     """
@@ -193,6 +196,7 @@ def add_status_routes(
         if keyring.shared and not client_of(request.scope).admin:
             raise ApiError(403, "the metrics count by key; read them with an admin key", code="admin_key_required")
         service.metrics.sessions.set(len(service.sessions))
+        await meters.count()
         run_dir = service.config.run_dir
         service.metrics.training_paused.set(bool(run_dir and paused(run_dir)))
         service.metrics.people_paused.set(len(paused_people(run_dir)) if run_dir else 0)
@@ -245,6 +249,7 @@ ROUTES = {
     "GET /v1/models": "its name and context length",
     "POST /v1/feedback": "a thumb or a comment on a reply",
     "GET /v1/turns/ID": "what became of a reply",
+    "GET /v1/usage": "the tokens that your turns took",
     "GET /healthz": "whether the server answers",
     "GET /openapi.json": "all routes",
 }

@@ -155,7 +155,8 @@ class _Limits:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
 
-    async def enter(self, key: str, *, feedback: bool = False) -> None:
+    async def enter(self, key: str, *, feedback: bool = False, reply: bool = True) -> None:
+        assert reply, "every other request is passed on to the leading process"
         assert not feedback, "feedback is given to the leading process"
         await _take(self._channel, lambda: self._channel.tell("leave", key, 0), "enter", key)
 
@@ -373,7 +374,7 @@ class Lead:
     # Limits
 
     async def _enter(self, key: str) -> None:
-        await self._service.limits.enter(key)
+        await self._service.limits.enter(key, reply=True)
         self._requests[key] += 1
 
     async def _leave(self, key: str, tokens: int) -> None:

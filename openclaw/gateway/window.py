@@ -38,7 +38,7 @@ from openclaw.gateway.dialects import CHAT
 from openclaw.gateway.dialects.dialect import Question
 from openclaw.gateway.earlier import MARK
 from openclaw.gateway.errors import ApiError, bad_request, headers_of
-from openclaw.gateway.guard import WINDOW_FEEDBACK, client_of, note_refusal, note_reply
+from openclaw.gateway.guard import WINDOW_ASK_VERSION, WINDOW_FEEDBACK, WINDOW_SAY, client_of, note_refusal, note_reply
 from openclaw.gateway.lessons import LessonDesk
 from openclaw.gateway.limits import take_body
 from openclaw.gateway.log_in import HEADERS, LogIns, log_in_page, plain_page
@@ -347,11 +347,11 @@ def add_window_routes(
         said = "counts" if answer["applied"] else str(answer["reason"])
         return to_view("chat", **back, said=said) if back else to_view("turn", id=turn, said=said)
 
-    @route(f"{WINDOW}/say", "POST")
+    @route(WINDOW_SAY, "POST")
     async def talk(request: Request) -> ASGIApp:
         return await say(service, fields_of(request), request)
 
-    @route(f"{WINDOW}/ask_version", "POST")
+    @route(WINDOW_ASK_VERSION, "POST")
     async def ask_again(request: Request) -> Response:
         return await ask_version(service, fields_of(request), request)
 

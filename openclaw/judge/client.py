@@ -1,8 +1,9 @@
 """HTTP client of an engine's `/generate`, and the judge on top of it.
 
-Guarantees: the engine gets ids (rendered by the judge's own tokenizer), never text. Only transport errors, 5xx
-and `MENDABLE` are retried, a bounded number of times; any other 4xx is the caller's fault and raised at once. One `EngineHttp` has at most
-``concurrency`` concurrent requests. Retries are counted. Every request has a cache key that no client's request has
+Guarantees: the engine gets ids (rendered by the judge's own tokenizer), never text. Only transport errors, 5xx and
+`MENDABLE` are retried, a bounded number of times; any other 4xx is the caller's fault and raised at once. One `EngineHttp`
+has at most ``concurrency`` concurrent requests. Retries are counted, and the tokens of answers for who asks (`count_tokens`).
+Every request has a cache key that no client's request has
 (`openclaw.engine.client`), because prompts of judge and teacher contain conversations.
 """
 
@@ -12,7 +13,8 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, cast
 
@@ -48,6 +50,28 @@ async def together(*coroutines: Coroutine[Any, Any, T]) -> list[T]:
     except ExceptionGroup as failures:
         raise failures.exceptions[0] from failures
     return [task.result() for task in tasks]
+
+
+class TokenCount:
+    """Tokens of prompts and answers of calls to judge and teacher."""
+
+    tokens = 0
+
+
+_COUNT: ContextVar[TokenCount | None] = ContextVar("judge_tokens", default=None)
+
+
+def count_tokens() -> TokenCount:
+    """Return a count of all calls that get an answer from now on in this task and those that it starts."""
+    count = TokenCount()
+    _COUNT.set(count)
+    return count
+
+
+def note_answer(numbers: Mapping[str, Any]) -> None:
+    """Count an answer by what its server says of it: ``prompt_tokens`` and ``completion_tokens``."""
+    if (count := _COUNT.get()) is not None:
+        count.tokens += int(numbers.get("prompt_tokens") or 0) + int(numbers.get("completion_tokens") or 0)
 
 
 class Engine(Protocol):
@@ -125,13 +149,18 @@ class EngineHttp:
             EngineRefusedError: on any other 4xx, with the engine's message, or somebody else's adapter answered.
         """
         async with self._slots:
-            for attempt in range(self._retries):
-                try:
-                    return await self._post(payload, owner)
-                except EngineUnavailableError:
-                    self.counters["retries"] += 1
-                    await asyncio.sleep(self._backoff * 2**attempt)
-            return await self._post(payload, owner)
+            answer = await self._with_retries(payload, owner)
+        note_answer(answer.get("meta_info") or {})
+        return answer
+
+    async def _with_retries(self, payload: dict[str, Any], owner: str | None) -> dict[str, Any]:
+        for attempt in range(self._retries):
+            try:
+                return await self._post(payload, owner)
+            except EngineUnavailableError:
+                self.counters["retries"] += 1
+                await asyncio.sleep(self._backoff * 2**attempt)
+        return await self._post(payload, owner)
 
     async def answers(self) -> bool:
         """Return whether the engine gives one token within `PROBE_TIMEOUT_SECONDS`; ignores the concurrency limit."""

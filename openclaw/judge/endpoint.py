@@ -37,7 +37,7 @@ from groundwork.chat_messages import Message
 from groundwork.exceptions import ConfigError
 from openclaw.exceptions import EngineRefusedError, EngineUnavailableError
 from openclaw.judge.answers import SCORES, read_vote, usable_hint
-from openclaw.judge.client import MENDABLE, PROBE_TIMEOUT_SECONDS, JudgeSampling, together
+from openclaw.judge.client import MENDABLE, PROBE_TIMEOUT_SECONDS, JudgeSampling, note_answer, together
 from openclaw.judge.interface import Question, Said
 from openclaw.judge.prompts import Variant
 from openclaw.ledger.records import JudgeKind, Vote
@@ -142,6 +142,7 @@ class EndpointJudge:
         async with self._slots:
             answer = await self._ask(body)
         try:
+            note_answer(answer.get("usage") or {})
             choice = answer["choices"][0]
             text, finish = content_text(choice["message"].get("content")), choice.get("finish_reason") or "stop"
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:

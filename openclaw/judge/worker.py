@@ -26,7 +26,7 @@ from openclaw.config.runtime_variables import RuntimeVariables
 from openclaw.credit.baseline import record_judged
 from openclaw.exceptions import EngineRefusedError, EngineUnavailableError
 from openclaw.judge.answers import longest_hint
-from openclaw.judge.client import together
+from openclaw.judge.client import TokenCount, count_tokens, together
 from openclaw.judge.hygiene import (
     ASKS_BACK,
     DUPLICATE,
@@ -43,13 +43,14 @@ from openclaw.judge.teacher import SupportScorer, TeacherScorer, Teaching
 from openclaw.judge.voting import JudgeMetrics, SessionHints, Voting, majority
 from openclaw.ledger.exceptions import (
     FeedbackArrivedError,
+    LedgerError,
     LedgerUnavailableError,
     TransitionError,
     UnknownRecordError,
 )
 from openclaw.ledger.feedback import judged_messages, opinion, weighted
 from openclaw.ledger.lessons import FORGOTTEN_LESSON, Wish
-from openclaw.ledger.records import BLAMED, PROBE, Feedback, PendingTurn, Turn, Verdict, Vote
+from openclaw.ledger.records import BLAMED, PROBE, Feedback, PendingTurn, Tokens, Turn, Verdict, Vote
 from openclaw.ledger.store import Ledger
 from openclaw.lessons.lesson import UNDER_LESSON
 from openclaw.method import Method, SampleDecision
@@ -237,7 +238,7 @@ class JudgeWorker:
 
     async def _handle(self, item: PendingTurn) -> None:
         """Judge one turn and commit the outcome, or leave it pending."""
-        turn = item.turn
+        turn, asked = item.turn, count_tokens()
         try:
             async with asyncio.timeout(self._settings.timeout):
                 verdict, decision = await self._decide(turn, item.feedback, item.kept)
@@ -248,7 +249,7 @@ class JudgeWorker:
             wish = None
             if self._writer is not None and item.kept is None:
                 wish = await self._writer.read(turn, verdict, item.feedback)
-            decision = await self._record(item, verdict, replace(decision, samples=samples), wish)
+            decision = await self._record(item, verdict, replace(decision, samples=samples), wish, asked)
         except UnknownRecordError:
             logger.info("turn %s was deleted while it was judged", turn.id)
         except FeedbackArrivedError as error:
@@ -274,33 +275,55 @@ class JudgeWorker:
                 outcome=decision.reason or "sample",
                 votes=len(verdict.votes),
             )
+        finally:
+            await self._meter(turn, asked)
+
+    async def _meter(self, turn: Turn, asked: TokenCount) -> None:
+        """Commit what judging took that no verdict was committed with."""
+        if not asked.tokens:
+            return
+        tokens = Tokens(judged=asked.tokens)
+        try:
+            await asyncio.to_thread(self._ledger.usage.add, owner_of(turn.session_id), tokens)
+        except LedgerError as error:
+            self._metrics.failures.labels(kind="ledger").inc()
+            logger.error("%d judged tokens of turn %s are not metered: %s", tokens.judged, turn.id, error)
 
     async def _record(
-        self, item: PendingTurn, verdict: Verdict, decision: SampleDecision, wish: Wish = None
+        self,
+        item: PendingTurn,
+        verdict: Verdict,
+        decision: SampleDecision,
+        wish: Wish,
+        asked: TokenCount,
     ) -> SampleDecision:
-        """Commit a verdict, and return the decision as committed; retry while the ledger is unavailable.
+        """Commit a verdict with the tokens that it took; return the decision as committed; retry while the ledger is unavailable.
 
         So no judge is asked twice.
         """
         turn_id, pause = item.turn.id, self._settings.first_pause
         while True:
+            took, asked.tokens = asked.tokens, 0  # before the commit, which goes on if this task is cancelled
             try:
-                decision, outcome = await asyncio.to_thread(self._commit, item, verdict, decision, wish)
+                decision, outcome = await asyncio.to_thread(self._commit, item, verdict, decision, wish, took)
                 if self._writer is not None:
                     self._writer.count(outcome)
                 if outcome is not None or item.turn.plain is not None:
                     self.on_lessons(root(owner_of(item.turn.session_id)))
                 return decision
-            except LedgerUnavailableError as error:
+            except LedgerError as error:
+                asked.tokens += took
+                if not isinstance(error, LedgerUnavailableError):
+                    raise
                 self._metrics.failures.labels(kind="ledger").inc()
                 logger.error("cannot store the verdict of turn %s; next try in %.1f s: %s", turn_id, pause, error)
             await asyncio.sleep(pause)
             pause = min(self._settings.longest_pause, 2 * pause)
 
     def _commit(
-        self, item: PendingTurn, verdict: Verdict, decision: SampleDecision, wish: Wish
+        self, item: PendingTurn, verdict: Verdict, decision: SampleDecision, wish: Wish, took: int
     ) -> tuple[SampleDecision, str | None]:
-        """Commit a verdict with its samples and what it means for lessons; return the decision and the wish's outcome.
+        """Commit a verdict with its samples, the tokens it took and what it means for lessons; return decision and wish's outcome.
 
         No sample is committed whose prompt has a lesson that was deleted while the turn was judged.
         """
@@ -313,7 +336,10 @@ class JudgeWorker:
                 *(len(item.feedback), item.turn.next_state, self._settings.made_by),
                 alone=self._settings.per_person,
             )
-            person = root(owner_of(item.turn.session_id))
+            owner = owner_of(item.turn.session_id)
+            if took:
+                self._ledger.usage.add(owner, Tokens(judged=took))
+            person = root(owner)
             return decision, self._ledger.lessons.settle(connection, turn_id, person, wish)
 
     def _lost_lesson(self, turn: Turn) -> bool:
@@ -346,7 +372,7 @@ class JudgeWorker:
     async def _give_up(self, item: PendingTurn) -> None:
         """Record that a turn could not be judged, so that its session can close."""
         try:
-            await self._record(item, Verdict(), SampleDecision(reason=GAVE_UP))
+            await self._record(item, Verdict(), SampleDecision(reason=GAVE_UP), None, TokenCount())
         except (FeedbackArrivedError, TransitionError, UnknownRecordError) as error:
             logger.info("turn %s was not given up: %s", item.turn.id, error)
         else:

@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from openclaw.ledger.records import Feedback, PlainPart, TopK, Turn, Verdict, VersionSpan
+from openclaw.ledger.records import Feedback, PlainPart, TopK, Turn, Verdict, VersionSpan, loss_tokens
 from slime.utils.streams import Stream, carried
 from slime.utils.types import Sample
 
@@ -210,6 +210,7 @@ def encode_sample(sample: Sample) -> dict[str, Any]:
     """
     sample.validate()
     values = sample.to_dict()
+    counted = {"oldest_version": next(iter(sample.weight_versions), None), "loss_tokens": loss_tokens(values)}
     columns: dict[str, bytes | None] = {"tokens": pack_ids(values.pop("tokens"))}
     for name, stream in _columns():
         numbers = values.pop(name, None)
@@ -218,7 +219,7 @@ def encode_sample(sample: Sample) -> dict[str, Any]:
         text = json.dumps(values)
     except TypeError as error:
         raise ValueError(f"a sample may hold only plain Python values: {error}") from error
-    return {"sample": text, "oldest_version": next(iter(sample.weight_versions), None), **columns}
+    return {"sample": text, **counted, **columns}
 
 
 def decode_sample(row: Row) -> Sample:

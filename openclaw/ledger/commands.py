@@ -32,7 +32,7 @@ from openclaw.ledger.codec import decode_sample, decode_turn, decode_verdict
 from openclaw.ledger.conversations import import_conversations, write_conversations, write_pictures
 from openclaw.ledger.damage import check_file
 from openclaw.ledger.exceptions import LedgerDamagedError, LedgerError, UnknownRecordError
-from openclaw.ledger.schema import create_triggers, drop_triggers, fill_people, fill_what_is_counted
+from openclaw.ledger.schema import create_triggers, drop_triggers, fill_loss_tokens, fill_people, fill_what_is_counted
 from openclaw.ledger.store import Ledger
 from openclaw.ledger.views import counted
 from openclaw.privacy.redactor import Redactor
@@ -41,7 +41,7 @@ from openclaw.privacy.redactor import Redactor
 TABLES = (
     "sessions", "turns", "verdicts", "verdict_log", "samples", "steps", "feedback", "forgotten_samples", "forgotten_sessions",
     "episodes", "logs", "decisions", "probe_scores", "pictures", "turn_pictures", "secrets", "people", "lessons", "lesson_turns",
-    "lesson_measures", "practice_rounds", "heldout_prompts", "responses",
+    "lesson_measures", "practice_rounds", "heldout_prompts", "responses", "usage",
 )  # fmt: skip
 CHILDREN_OF_TURNS = (
     "verdicts",
@@ -156,6 +156,7 @@ def _copy_rows(
             done += limits[table]
         fill_people(connection)
         fill_what_is_counted(connection)
+        fill_loss_tokens(connection)
         create_triggers(connection)
     on_progress(total, total)
     return result

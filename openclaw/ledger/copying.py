@@ -324,13 +324,17 @@ def _copy_samples(
             continue
         dropped = row["state"] == "dropped"
         values = {**dict(row), "turn_id": turn_id, "state": "ready", "rollout_id": None, "reason": None}
+        values["metered_on"] = None
         if values["episode"] is not None:
             values |= _of_pass(values, number)
         del values["id"]
         sample_id = target.database.insert(connection, "samples", values)
         segments[row["id"]] = sample_id
         if dropped:
-            target.database.update_one(connection, "samples", sample_id, state="dropped", reason=row["reason"])
+            target.database.update_one(connection, "samples", sample_id, state="dropped")
+            target.database.update_one(
+                connection, "samples", sample_id, reason=row["reason"]
+            )  # not metered: another run's
         result.samples[row["reason"] if dropped else "ready"] += 1
     for row in source.database.rows("SELECT id, segment FROM turns WHERE segment IS NOT NULL"):
         if row["id"] in new and row["segment"] in segments:

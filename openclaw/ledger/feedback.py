@@ -281,6 +281,7 @@ def correct(database: Database, connection: sqlite3.Connection, turn_id: str, sc
         sample = {**json.loads(first["sample"]), "reward": amount, "metadata": {**kept, **own}}
         columns = {**dict(first), **dict.fromkeys(NO_TEACHER), "sample": json.dumps(sample), "state": "ready"}
         columns |= {"reason": None, "rollout_id": None, "created_at": database.clock(), "baseline_role": None}
+        columns["metered_on"] = None
         del columns["id"]
         database.insert(connection, "samples", columns)
     connection.execute(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -52,6 +52,8 @@ BASELINE = "baseline"
 """Key in a sample's metadata: what the trainer subtracts from its reward."""
 BLAMED = "blamed"
 """Key in a sample's metadata: the rule of hygiene that kept its reply from praise (`openclaw.judge.hygiene`)."""
+STALE = "stale"
+"""Why a sample was dropped: the weights that sampled it were too old when a step could have used it."""
 SCORED = "scored"
 """Key in a sample's metadata: its log-probabilities are scores of a text from a log, see `Turn.scored`."""
 
@@ -128,6 +130,27 @@ class KeptResponse:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Tokens:
+    """Tokens by meter (`openclaw.ledger.usage`)."""
+
+    prefill: int = 0
+    cached: int = 0
+    sampled: int = 0
+    judged: int = 0
+    trained: int = 0
+    stale: int = 0
+
+    @property
+    def total(self) -> int:
+        """Tokens of prompts and replies."""
+        return self.prefill + self.cached + self.sampled
+
+    def __add__(self, other: Tokens) -> Tokens:
+        others = asdict(other)
+        return Tokens(**{name: count + others[name] for name, count in asdict(self).items()})
+
+
+@dataclass(frozen=True, kw_only=True)
 class Turn:
     """One reply of the policy, with the inputs that produced it.
 
@@ -167,6 +190,7 @@ class Turn:
         lessons: id and text of each of these lessons, when the turn is recorded; a turn that was read has none, see `openclaw.ledger.lessons`.
         kept: what its client may ask for again, when the turn is recorded; a turn that was read has none, see
             `openclaw.ledger.responses`.
+        spent: tokens that its owner's meters count with it, when the turn is recorded; None: none, as of one that was read.
 
     Example:
         >>> turn = Turn(
@@ -222,6 +246,7 @@ class Turn:
     lessons: tuple[tuple[str, str], ...] = field(default=(), compare=False)
     adapter_fallback: str | None = None
     kept: KeptResponse | None = field(default=None, compare=False, repr=False)
+    spent: Tokens | None = field(default=None, compare=False, repr=False)
 
     @property
     def student_ids(self) -> list[int]:
@@ -467,6 +492,12 @@ class ReactionReward:
     owner: str
     role: str
     reward: float
+
+
+def loss_tokens(sample: Mapping[str, Any]) -> int:
+    """Return the number of tokens with loss of a sample, given its fields."""
+    mask = sample["loss_mask"]
+    return sample["response_length"] if mask is None else sum(mask)
 
 
 CHOICE = re.compile(r"(?P<request>.+)\.(?P<number>[0-9]{1,3})", re.DOTALL)

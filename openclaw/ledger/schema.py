@@ -25,6 +25,7 @@ import json
 import logging
 import os
 import sqlite3
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -33,9 +34,10 @@ from typing import NamedTuple
 
 from groundwork.private_files import private
 from openclaw.ledger.exceptions import LedgerVersionError
+from openclaw.ledger.records import STALE, choice_of, loss_tokens
 from openclaw.lessons.lesson import FIRST_LESSON_STATES, VALID_LESSON_TRANSITIONS
 from openclaw.messages.fingerprint import conversation_digest
-from openclaw.owners import owner_of, root
+from openclaw.owners import metered_owner, owner_of, root
 
 VALID_TURN_TRANSITIONS: Mapping[str, frozenset[str]] = {
     "waiting": frozenset({"pending", "ended"}),
@@ -138,6 +140,32 @@ def first_score_triggers_sql() -> list[str]:
     }
     dropped = [f"DROP TRIGGER IF EXISTS {name}" for name in triggers]
     return dropped + [f"CREATE TRIGGER {name} {body}" for name, body in triggers.items()]
+
+
+_METERED = f"({{0}}.state = 'trained' OR ({{0}}.state = 'dropped' AND {{0}}.reason = '{STALE}'))"
+"""SQL: whether the tokens of a row of samples count as trained or as stale (`openclaw.ledger.usage`)."""
+_METERED_OWNER = (
+    "CASE WHEN substr(session_id, 1, 1) <> '@' OR instr(session_id, ':') = 0 THEN '' ELSE substr(session_id, 2, instr("
+    "replace(substr(session_id, 1, instr(session_id, ':')), '/episode-', ':'), ':') - 2) END"
+)
+"""SQL: for whom a session's tokens count, as `openclaw.owners.metered_owner` of its owner."""
+
+
+def meter_triggers_sql() -> list[str]:
+    """Return the statements that (re)create the trigger which counts samples in ``usage`` as trained or stale, and back."""
+    tokens = "CASE {0}.state WHEN '{1}' THEN COALESCE({0}.loss_tokens, 0) ELSE 0 END"
+    trained, stale = (tuple(tokens.format(row, state) for row in ("OLD", "NEW")) for state in ("trained", "dropped"))
+    return [
+        "DROP TRIGGER IF EXISTS samples_metered",
+        "CREATE TRIGGER samples_metered AFTER UPDATE OF state ON samples"
+        f" WHEN OLD.metered_on IS NOT NULL OR {_METERED.format('NEW')} BEGIN"
+        f" UPDATE usage SET trained = trained - {trained[0]}, stale = stale - {stale[0]} WHERE day = OLD.metered_on"
+        f" AND owner = (SELECT {_METERED_OWNER} FROM turns WHERE id = OLD.turn_id);"
+        f" INSERT INTO usage (day, owner, trained, stale) SELECT date('now'), {_METERED_OWNER}, {trained[1]}, {stale[1]}"
+        f" FROM turns WHERE id = NEW.turn_id AND {_METERED.format('NEW')}"
+        " ON CONFLICT (day, owner) DO UPDATE SET trained = trained + excluded.trained, stale = stale + excluded.stale;"
+        f" UPDATE samples SET metered_on = CASE WHEN {_METERED.format('NEW')} THEN date('now') END WHERE id = NEW.id; END",
+    ]
 
 
 _VERSION_1 = """
@@ -498,6 +526,22 @@ CREATE INDEX turns_pending ON turns(session_id, next_state_at, state) WHERE stat
 CREATE INDEX turns_scored ON turns(session_id, scored) WHERE scored = 1;
 """
 
+_VERSION_36 = """
+CREATE TABLE usage (             -- tokens by day (UTC) and owner, see openclaw.ledger.usage
+    day TEXT NOT NULL,
+    owner TEXT NOT NULL,
+    prefill INTEGER NOT NULL DEFAULT 0,
+    cached INTEGER NOT NULL DEFAULT 0,
+    sampled INTEGER NOT NULL DEFAULT 0,
+    judged INTEGER NOT NULL DEFAULT 0,
+    trained INTEGER NOT NULL DEFAULT 0,   -- triggers keep it and the next one true
+    stale INTEGER NOT NULL DEFAULT 0,
+    PRIMARY KEY (day, owner)
+);
+ALTER TABLE samples ADD COLUMN loss_tokens INTEGER;
+ALTER TABLE samples ADD COLUMN metered_on TEXT;  -- the day that has its tokens as trained or stale
+"""
+
 
 def fill_baseline_owners(connection: sqlite3.Connection) -> None:
     """Set who gave the rewards that were recorded before their column existed."""
@@ -523,6 +567,46 @@ def fill_what_is_counted(connection: sqlite3.Connection) -> None:
     connection.execute(
         "UPDATE samples SET oldest_version = json_extract(sample, '$.weight_versions[0]') WHERE oldest_version IS NULL"
     )
+
+
+def fill_loss_tokens(connection: sqlite3.Connection) -> None:
+    """Set the tokens with loss of the samples that were recorded before their column existed."""
+    rows = connection.execute("SELECT id, sample FROM samples WHERE loss_tokens IS NULL")
+    counts = [(loss_tokens(json.loads(sample)), number) for number, sample in rows]
+    connection.executemany("UPDATE samples SET loss_tokens = ? WHERE id = ?", counts)
+
+
+def fill_usage(connection: sqlite3.Connection) -> None:
+    """Count what was recorded before the meters; the ledger does not tell of caches and judges.
+
+    A request's prompt counts with its first choice. A sample counts as trained on the day of its step, as stale on the day on
+    which it was made.
+    """
+    fill_loss_tokens(connection)
+    counts: Counter[tuple[str, str, str]] = Counter()
+    for turn_id, session_id, day, prompt, reply in connection.execute(
+        "SELECT id, session_id, date(finished_at, 'unixepoch'), length(prompt_ids) / 4, length(response_ids) / 4 FROM turns"
+        " WHERE copied = 0 AND scored = 0"
+    ):
+        owner = metered_owner(owner_of(session_id))
+        counts[day, owner, "prefill"] += 0 if choice_of(turn_id)[1] else prompt
+        counts[day, owner, "sampled"] += reply
+    days: list[tuple[str, int]] = []
+    for number, session_id, state, day, tokens in connection.execute(
+        "SELECT samples.id, session_id, samples.state, date(CASE samples.state WHEN 'trained' THEN COALESCE((SELECT MAX(trained_at)"
+        " FROM steps WHERE steps.rollout_id = samples.rollout_id), samples.created_at) ELSE samples.created_at END, 'unixepoch'),"
+        f" loss_tokens FROM samples JOIN turns ON turns.id = turn_id WHERE {_METERED.format('samples')}"
+    ):
+        meter = "trained" if state == "trained" else "stale"
+        counts[day, metered_owner(owner_of(session_id)), meter] += tokens
+        days.append((day, number))
+    connection.executemany("UPDATE samples SET metered_on = ? WHERE id = ?", days)
+    for (day, owner, meter), tokens in counts.items():
+        connection.execute(
+            f"INSERT INTO usage (day, owner, {meter}) VALUES (?, ?, ?)"
+            f" ON CONFLICT (day, owner) DO UPDATE SET {meter} = excluded.{meter}",
+            (day, owner, tokens),
+        )
 
 
 def fill_conversations(connection: sqlite3.Connection) -> None:
@@ -619,6 +703,7 @@ MIGRATIONS: tuple[Migration, ...] = (
     Migration(33, "indexes of a person's steps and decisions", _VERSION_33),
     Migration(34, "refusals that name nobody", _VERSION_34),
     Migration(35, "scores of first replies, and indexes of what waits", _VERSION_35, fill_what_is_counted),
+    Migration(36, "tokens by owner and day", _VERSION_36, fill_usage),
 )
 VERSION = MIGRATIONS[-1].version
 
@@ -661,7 +746,7 @@ def migrate(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def create_triggers(connection: sqlite3.Connection) -> None:
-    """Replace the triggers: those that enforce the tables of states, number verdicts and note first scores."""
+    """Replace the triggers: those that enforce the tables of states, number verdicts, note first scores and meter samples."""
     for statement in [
         *triggers_sql("turns", VALID_TURN_TRANSITIONS, FIRST_TURN_STATES),
         *triggers_sql("samples", VALID_SAMPLE_TRANSITIONS, FIRST_SAMPLE_STATES),
@@ -669,6 +754,7 @@ def create_triggers(connection: sqlite3.Connection) -> None:
         *deletion_triggers_sql(),
         *log_triggers_sql(),
         *first_score_triggers_sql(),
+        *meter_triggers_sql(),
     ]:
         connection.execute(statement)
 

@@ -8,7 +8,7 @@ because each may hold turns of several sessions. What remains is a digest of its
 not bring the sample back. A reply that is running when its session is deleted is not recorded (`Turns.record`).
 
 `Sessions.forget_person` deletes all of a person in one transaction: every session, lesson, episode, round of practice and
-decision of theirs. Of a step of their adapter only the numbers remain.
+decision of theirs. Of a step of their adapter, and of the tokens they took, only the numbers remain.
 
 `Sessions.erase` then removes the bytes from disk, and the lines of `openclaw.ledger.record_files`: it overwrites deleted rows (``secure_delete``), empties the write-ahead
 log and deletes the backups of migrations. It does not reach other copies, or checkpoints that learned from the session.
@@ -52,6 +52,7 @@ from openclaw.ledger.records import (
     is_of_pass,
 )
 from openclaw.ledger.turns import ONLY_WEAK, Turns, forget_pictures, session_digest
+from openclaw.ledger.usage import forget_usage
 from openclaw.owners import episode_of, owner_of, root
 
 logger = logging.getLogger(__name__)
@@ -256,6 +257,7 @@ class Sessions:
             for table in ("decisions", "heldout_prompts"):
                 connection.execute(f"DELETE FROM {table} WHERE person = ?", (person,))
             connection.execute("UPDATE steps SET person = ? WHERE person = ?", (NOBODY, person))
+            forget_usage(connection, person)
             episodes = [
                 (row["id"],)
                 for row in connection.execute("SELECT id, owner FROM episodes")

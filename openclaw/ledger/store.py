@@ -29,6 +29,7 @@ from openclaw.ledger.responses import Responses
 from openclaw.ledger.samples import Samples
 from openclaw.ledger.sessions import Sessions
 from openclaw.ledger.turns import Pictures, Turns
+from openclaw.ledger.usage import Usage
 from openclaw.ledger.views import Views
 from openclaw.ledger.waiting import Waiting
 
@@ -56,6 +57,7 @@ class Ledger:
         responses: that clients may ask for again.
         logs: turns that came as text.
         transfer: to and from other ledgers.
+        usage: meters of tokens, by owner and day.
         views: for reports, commands and clients.
 
     Example:
@@ -108,6 +110,7 @@ class Ledger:
         self.responses = Responses(database)
         self.logs = Logs(database, self.turns, self.judging)
         self.transfer = Transfer(database, self.turns, self.feedback, self.sessions)
+        self.usage = Usage(database)
         self.views = Views(database)
 
     @property

@@ -38,6 +38,7 @@ from openclaw.ledger.records import (
     choice_of,
 )
 from openclaw.ledger.responses import keep_response
+from openclaw.ledger.usage import add_usage
 from openclaw.messages.signals import WEAK
 from openclaw.owners import episode_of, owner_of
 
@@ -100,13 +101,15 @@ class Turns:
         session that had ended.
 
         Returns:
-            The turn with its state and reason; None, with nothing written, if its session was deleted after the
-            request arrived.
+            The turn with its state and reason; None, with nothing written but its tokens, if its session was deleted after
+            the request arrived.
         """
         turn.validate()
         episode = episode_of(owner_of(turn.session_id))
         turn = turn.redacted(self._database.redaction)
         with self._database.transaction() as connection:
+            if turn.spent is not None:
+                add_usage(connection, owner_of(turn.session_id), turn.finished_at, turn.spent)
             reason = turn.never_trained if turn.reason is None else turn.reason
             if episode is not None:
                 reason = turn_reason(connection, episode, turn)

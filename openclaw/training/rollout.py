@@ -27,7 +27,7 @@ from openclaw.config.runtime_variables import RuntimeVariables
 from openclaw.engine.canary import close_share
 from openclaw.ledger.decisions import FUSE
 from openclaw.ledger.exceptions import LedgerUnavailableError
-from openclaw.ledger.records import BASELINE, SCORED, WEIGHT, SeenPicture
+from openclaw.ledger.records import BASELINE, SCORED, STALE, WEIGHT, SeenPicture
 from openclaw.ledger.samples import Quota, rollout_of
 from openclaw.ledger.store import Ledger
 from openclaw.ledger.turns import NO_PICTURE
@@ -57,7 +57,6 @@ logger = logging.getLogger(__name__)
 PROGRESS_SECONDS = 10.0
 POLL_SECONDS = 0.2
 LEDGER_PAUSE_SECONDS = 2.0
-STALE = "stale"
 T = TypeVar("T")
 
 

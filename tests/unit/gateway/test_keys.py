@@ -121,12 +121,27 @@ def test_without_a_key_everybody_is_local() -> None:
         (f"desk:x\ndesk/tests (admin):{LAPTOP}", "line 2: the child key 'desk/tests' cannot be an admin key"),
         (f"desk:x\ndesk (admin):{LAPTOP}", "line 2: the name 'desk' is used twice"),
         (f"desk (root):{LAPTOP}", "line 1 is not name:key"),
+        (f"desk ({LAPTOP}):x", "line 1 is not name:key"),
+        (f"desk (sampled={LAPTOP}):x", "line 1 is not name:key"),
+        (f"desk (sampled=5,):{LAPTOP}", "line 1 is not name:key"),
+        (f"desk ():{LAPTOP}", "line 1 is not name:key"),
     ],
 )
 def test_a_file_that_cannot_be_meant_is_refused(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words) as caught:
         Keyring(None, keys_file(tmp_path, text))
     assert LAPTOP not in str(caught.value)
+
+
+def test_a_key_may_have_quotas(tmp_path: Path) -> None:
+    ring = Keyring(None, keys_file(tmp_path, "a (sampled=5): x\nb (admin, total=7,sampled=1): y\nc: z\n"))
+    assert [ring.quotas(name) for name in ("a", "b", "c", "environment")] == [
+        {"sampled": 5},
+        {"total": 7, "sampled": 1},
+        {},
+        {},
+    ]
+    assert [ring.check({"x-api-key": key}).admin for key in "xyz"] == [False, True, False]
 
 
 def test_a_key_may_be_an_admin_key_or_a_child(tmp_path: Path) -> None:

@@ -78,6 +78,20 @@ def has_part(ids: list[int], part: list[int]) -> bool:
     return any(ids[start : start + len(part)] == part for start in range(len(ids)))
 
 
+async def test_a_quota_that_one_worker_used_up_holds_for_the_other(pair: Pair, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text(keys.read_text().replace("ann:", "ann (sampled=1):"))
+    pair.app.reloader.now()
+    first, other = pair.workers
+    told = (await chat(first, "hi")).json()["usage"]
+    spent = pair.ledger.usage.total(None, "ann")
+    assert (spent.prefill + spent.cached, spent.sampled) == (told["prompt_tokens"], told["completion_tokens"])
+    for worker in (first, other):
+        refused = await chat(worker, "hi")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "insufficient_quota")
+    assert words_of(await chat(other, "hi", headers=as_person("ben"))) == REPLY
+
+
 async def chat(worker: Worker, *texts: str, headers: dict[str, str] = ANN, **more: Any) -> httpx.Response:
     """Ask for a reply to a conversation, the user's words first."""
     roles = ("user", "assistant")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -10,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 from openclaw_combine_method import Combine
 from openclaw_rl_method import BinaryRL
@@ -19,19 +21,22 @@ from lab.testkit.ledger_records import USER_NEXT, make_turn
 from lab.testkit.tiny_random import build_tokenizer
 from openclaw.exceptions import EngineRefusedError, EngineUnavailableError
 from openclaw.judge import worker as worker_module
-from openclaw.judge.client import JudgeClient, JudgeSampling
+from openclaw.judge.client import EngineHttp, JudgeClient, JudgeSampling, count_tokens
+from openclaw.judge.endpoint import EndpointJudge
 from openclaw.judge.hygiene import Limits
+from openclaw.judge.interface import Question
 from openclaw.judge.teacher import TeacherScorer
 from openclaw.judge.voting import CASTINGS, JudgeMetrics
 from openclaw.judge.worker import GAVE_UP, NO_QUORUM, JudgeWorker, WorkerSettings
 from openclaw.ledger.exceptions import LedgerUnavailableError
 from openclaw.ledger.logs import ReplyScores
 from openclaw.ledger.probes import drawn, part_of
-from openclaw.ledger.records import PROBE, PlainPart, Verdict, Vote
+from openclaw.ledger.records import PROBE, PlainPart, Tokens, Verdict, Vote
 from openclaw.ledger.store import Ledger
 from openclaw.lessons.lesson import UNDER_LESSON
+from openclaw.owners import stored_id
 from openclaw.training.samples import make_sample
-from tests.helpers.fake_engine import FakeEngine
+from tests.helpers.fake_engine import FakeEngine, scripted_transport
 
 HINT_ANSWER = "[HINT_START]Write plain prose.[HINT_END] \\boxed{1}"
 LIMITS = Limits(temperature=0.6, min_response_tokens=2, max_tokens=100)
@@ -542,3 +547,63 @@ async def test_a_session_with_a_probe_gives_no_samples_as_a_whole(ledger: Ledger
         await until(lambda: not ledger.judging.finished_sessions(99))
     for record in ledger.views.turn_records():
         assert len(record.samples) == (0 if record.turn.reason == PROBE else 2)
+
+
+async def test_every_answer_of_judge_and_teacher_is_metered_for_the_turns_owner(ledger: Ledger) -> None:
+    """Also those of an attempt that failed, and of a verdict that new words made void."""
+    answered = scored = 0
+    words_came = False
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        nonlocal answered, scored, words_came
+        payload = json.loads(request.content)
+        if payload.get("return_logprob"):
+            scored += 1
+            if scored == 1:
+                return httpx.Response(500, text="away")
+        prompt = len(payload["input_ids"])
+        meta: dict[str, Any] = {"prompt_tokens": prompt, "completion_tokens": 7, "finish_reason": {"type": "stop"}}
+        if payload.get("return_logprob"):
+            first, *others = payload["input_ids"][payload["logprob_start_len"] :]
+            entries = [[None, first, None], *([-0.5, token, None] for token in others)]
+            meta |= {"input_token_logprobs": entries, "weight_version": "1"}
+        answered += prompt + 7
+        if scored == 2 and not words_came:
+            words_came = True
+            ledger.turns.replace_next_state("turn-0", [{"role": "user", "content": "No."}], 103.0)
+        return httpx.Response(200, json={"text": HINT_ANSWER, "meta_info": meta})
+
+    engine = EngineHttp(
+        "http://judge", timeout=9.0, concurrency=9, retries=0, backoff=0.0, transport=httpx.MockTransport(handle)
+    )
+    bench = Bench(ledger, engine, method=Combine(CONFIG))  # type: ignore[arg-type]
+    bench.pend(session_id=stored_id("alice", "s"))
+    async with bench.running():
+        await until(judged(bench))
+        await until(lambda: bench.count("openclaw_judge_turns_total", outcome="sample") == 1)
+    await engine.close()
+    assert words_came
+    assert (bench.count("openclaw_judge_failures_total", kind="unavailable"), scored) == (1, 3)
+    assert bench.count("openclaw_judge_failures_total", kind="feedback_arrived") == 1
+    [day] = ledger.usage.days("", "9")
+    assert (day.owner, day.tokens) == ("alice", Tokens(judged=answered))
+
+
+async def test_an_endpoints_answers_are_counted_as_it_says() -> None:
+    body = {"choices": [{"message": {"content": "\\boxed{1}"}}], "usage": {"prompt_tokens": 40, "completion_tokens": 2}}
+    transport, _ = scripted_transport([body])
+    judge = EndpointJudge(
+        "http://judge/v1",
+        model="m",
+        key=None,
+        variant="brief",
+        sampling=JudgeSampling(),
+        timeout=9.0,
+        concurrency=2,
+        transport=transport,
+    )
+    count = count_tokens()
+    turn = make_turn()
+    await judge.votes("prm", Question.about(turn.messages, turn.response_message, USER_NEXT), 3)
+    await judge.close()
+    assert count.tokens == 3 * 42

@@ -1,0 +1,187 @@
+"""Meters for clients: ``GET /v1/usage``, prices, and quotas of tokens per day.
+
+``GET /v1/usage`` tells an owner its own tokens and those of its children by day (`openclaw.ledger.usage`), an admin everybody's.
+``?since=`` and ``?until=`` are days in UTC, both inclusive; without them it is the last `DAYS` days. ``?owner=`` names one owner.
+Dollars stand beside the tokens if ``OPENCLAW_PRICES`` is set.
+
+A quota bounds what a key may use in a day of UTC: ``OPENCLAW_QUOTAS`` for every key, or its line in the keys file instead. What
+its children use counts for a key too, and an agent's episode for who created it. As with limits per minute, the reply that uses up
+a quota is delivered whole, and the next request for a reply gets 429 until the day is over.
+
+Guarantees: nobody learns from an answer whether another owner exists. Without a quota no request waits for the ledger. Stateless;
+the ledger has the totals, so a restart forgets none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Mapping
+from datetime import UTC, date, datetime, timedelta
+from itertools import groupby
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+
+from openclaw.config.meters import METERS, read_prices, read_quotas
+from openclaw.config.runtime import RuntimeConfig
+from openclaw.gateway.auth import Client, Keyring
+from openclaw.gateway.errors import ApiError, bad_request, from_ledger
+from openclaw.gateway.guard import client_of
+from openclaw.gateway.limits import RateLimitError
+from openclaw.gateway.metrics import GatewayMetrics
+from openclaw.gateway.stream import json_response
+from openclaw.ledger.exceptions import LedgerError
+from openclaw.ledger.records import Tokens
+from openclaw.ledger.store import Ledger
+from openclaw.ledger.usage import day_of
+from openclaw.owners import CHILD, LOCAL, NO_KEY_NAME, owner_of_key, owns
+
+DAYS = 31
+USAGE_PATH = "/v1/usage"
+PER_MILLION = 1e6
+
+
+class UsageDesk:
+    """Answers about the meters of one server."""
+
+    def __init__(
+        self,
+        config: RuntimeConfig,
+        ledger: Ledger,
+        keyring: Keyring,
+        metrics: GatewayMetrics,
+        clock: Callable[[], float],
+    ) -> None:
+        """Create the desk.
+
+        Args:
+            config: has prices and quotas.
+            ledger: has the totals.
+            keyring: has the quotas of single keys.
+            metrics: tell the totals of all owners.
+            clock: seconds since the epoch.
+        """
+        self._prices = read_prices(config.prices)
+        self._quotas = read_quotas(config.quotas)
+        self._ledger = ledger
+        self._keyring = keyring
+        self._metrics = metrics
+        self._clock = clock
+
+    def quotas_of(self, key: str) -> Mapping[str, int]:
+        """Return the most tokens per day of the key with this name: its own numbers, else those of every key."""
+        return {**self._quotas, **self._keyring.quotas(key)}
+
+    async def check(self, key: str) -> None:
+        """Raise RateLimitError if a key, or a key that it is a child of, has used up a quota."""
+        parts = key.split(CHILD)
+        for name in (CHILD.join(parts[: end + 1]) for end in range(len(parts))):
+            if quotas := self.quotas_of(name):
+                used = await asyncio.to_thread(self._today, owner_of_key(name))
+                for kind, most in quotas.items():
+                    if getattr(used, kind) >= most:
+                        raise RateLimitError(
+                            "quota",
+                            f"the key {name!r} has used its {most} {_WORDS[kind]} of this day (UTC), which the operator raises "
+                            "with OPENCLAW_QUOTAS or in the keys file",
+                            self._seconds_left(),
+                        )
+
+    async def page(self, client: Client, owner: str | None, since: str | None, until: str | None) -> dict[str, Any]:
+        """Return what was counted, by day and owner.
+
+        Args:
+            client: who asks.
+            owner: whose tokens, with those of children; None: all that the client reaches.
+            since: first day.
+            until: last day.
+
+        Raises:
+            ApiError: 400 for what is no day, 403 for another owner than the client's own.
+        """
+        today = datetime.fromtimestamp(self._clock(), UTC).date()
+        last = today if until is None else _day(until, "until")
+        first = last - timedelta(days=DAYS - 1) if since is None else _day(since, "since")
+        asked = (None if client.admin else client.owner) if owner is None else owner_of_key(owner)
+        if not client.admin and (asked is None or not owns(client.owner, asked)):
+            raise ApiError(
+                403, "this key reads its own usage; leave out owner, or send an admin key", code="admin_key_required"
+            )
+        counted = await asyncio.to_thread(self._ledger.usage.days, str(first), str(last), asked)
+        buckets = [
+            {
+                "object": "bucket",
+                "day": day,
+                "results": [{"owner": shown_owner(row.owner), **self._amounts(row.tokens)} for row in rows],
+            }
+            for day, rows in groupby(counted, lambda row: row.day)
+        ]
+        total = sum((row.tokens for row in counted), Tokens())
+        body = {"object": "page", "since": str(first), "until": str(last), "data": buckets}
+        return {
+            **body,
+            "total": self._amounts(total),
+            "quota": await self._quota(client.name if owner is None else owner),
+        }
+
+    async def count(self) -> None:
+        """Set the metrics to the totals of all owners; leave them if the ledger cannot be read."""
+        try:
+            total = await asyncio.to_thread(self._ledger.usage.total)
+        except LedgerError:
+            return
+        for name in METERS:
+            self._metrics.usage_tokens.labels(kind=name).set(getattr(total, name))
+
+    async def _quota(self, key: str) -> dict[str, Any] | None:
+        quotas = self.quotas_of(key)
+        if not quotas:
+            return None
+        used = await asyncio.to_thread(self._today, owner_of_key(key))
+        kinds = {kind: {"most": most, "used": getattr(used, kind)} for kind, most in quotas.items()}
+        return {"day": day_of(self._clock()), "ends_in": self._seconds_left(), **kinds}
+
+    def _today(self, owner: str) -> Tokens:
+        try:
+            return self._ledger.usage.total(day_of(self._clock()), owner)
+        except LedgerError as error:
+            raise from_ledger(error) from error
+
+    def _seconds_left(self) -> int:
+        now = datetime.fromtimestamp(self._clock(), UTC)
+        midnight = datetime.combine(now.date() + timedelta(days=1), datetime.min.time(), UTC)
+        return math.ceil((midnight - now).total_seconds())
+
+    def _amounts(self, tokens: Tokens) -> dict[str, Any]:
+        amounts: dict[str, Any] = {f"{name}_tokens": getattr(tokens, name) for name in METERS}
+        if self._prices:
+            cost = sum(price * getattr(tokens, name) for name, price in self._prices.items()) / PER_MILLION
+            amounts["dollars"] = round(cost, 6)
+        return amounts
+
+
+_WORDS = {"sampled": "sampled tokens", "total": "tokens of prompts and replies"}
+
+
+def shown_owner(owner: str) -> str:
+    """Return an owner's name for people."""
+    return NO_KEY_NAME if owner == LOCAL else owner
+
+
+def _day(text: str, param: str) -> date:
+    try:
+        return date.fromisoformat(text)
+    except ValueError as error:
+        raise bad_request(f"{param}={text[:40]!r} is no day; write it as 2026-11-29", param=param) from error
+
+
+def add_usage_routes(app: FastAPI, desk: UsageDesk) -> None:
+    """Add the route for the meters."""
+
+    @app.get(USAGE_PATH)
+    async def usage(
+        request: Request, owner: str | None = None, since: str | None = None, until: str | None = None
+    ) -> Response:
+        """Return the tokens of the client's turns by day, or those of all owners to an admin key."""
+        return json_response(await desk.page(client_of(request.scope), owner, since, until))
