@@ -583,7 +583,7 @@ async def test_every_answer_of_judge_and_teacher_is_metered_for_the_turns_owner(
         await until(lambda: bench.count("openclaw_judge_turns_total", outcome="sample") == 1)
     await engine.close()
     assert words_came
-    assert (bench.count("openclaw_judge_failures_total", kind="unavailable"), scored) == (1, 3)
+    assert bench.count("openclaw_judge_failures_total", kind="unavailable") == 1
     assert bench.count("openclaw_judge_failures_total", kind="feedback_arrived") == 1
     [day] = ledger.usage.days("", "9")
     assert (day.owner, day.tokens) == ("alice", Tokens(judged=answered))
