@@ -25,6 +25,7 @@ from openclaw.gateway.lessons import add_lesson_routes
 from openclaw.gateway.metrics import GatewayMetrics
 from openclaw.gateway.openapi import describe
 from openclaw.gateway.routes import add_model_routes, add_session_routes, add_status_routes
+from openclaw.gateway.usage import add_usage_routes
 from openclaw.judge.voting import JudgeMetrics
 from openclaw.launch.guides import (
     FLAG_TEXTS,
@@ -294,7 +295,8 @@ def routes() -> Iterator[str]:
     add_lesson_routes(app, None)  # type: ignore[arg-type]
     add_episode_routes(app, None)  # type: ignore[arg-type]
     add_model_routes(app, None)  # type: ignore[arg-type]
-    add_status_routes(app, None, CollectorRegistry(), Keyring(None))  # type: ignore[arg-type]
+    add_usage_routes(app, None)  # type: ignore[arg-type]
+    add_status_routes(app, None, CollectorRegistry(), Keyring(None), None)  # type: ignore[arg-type]
     description = app.openapi()
     describe(description)
     yield "Routes of the gateway. `GET /openapi.json` on a running gateway has the schema of every body;"

@@ -568,7 +568,7 @@ async def test_every_answer_of_judge_and_teacher_is_metered_for_the_turns_owner(
             entries = [[None, first, None], *([-0.5, token, None] for token in others)]
             meta |= {"input_token_logprobs": entries, "weight_version": "1"}
         answered += prompt + 7
-        if scored == 2 and not words_came:
+        if scored == 3 and not words_came:  # in the second attempt; each makes two calls at once
             words_came = True
             ledger.turns.replace_next_state("turn-0", [{"role": "user", "content": "No."}], 103.0)
         return httpx.Response(200, json={"text": HINT_ANSWER, "meta_info": meta})
