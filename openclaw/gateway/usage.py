@@ -102,7 +102,7 @@ class UsageDesk:
         """
         today = datetime.fromtimestamp(self._clock(), UTC).date()
         last = today if until is None else _day(until, "until")
-        first = last - timedelta(days=DAYS - 1) if since is None else _day(since, "since")
+        first = date.fromordinal(max(1, last.toordinal() - DAYS + 1)) if since is None else _day(since, "since")
         asked = (None if client.admin else client.owner) if owner is None else owner_of_key(owner)
         if not client.admin and (asked is None or not owns(client.owner, asked)):
             raise ApiError(

@@ -100,6 +100,7 @@ async def test_an_owner_sees_what_its_replies_told_and_an_admin_sees_all(clients
     assert shown(await clients.usage("root", owner="local")) == {"local": told["local"]}
     assert shown(await clients.usage("alice", owner="alice/tests")) == {"alice/tests": told["alice/tests"]}
     assert shown(await clients.usage("root", since="1970-01-02", until="1970-02-01")) == {}
+    assert shown(await clients.usage("root", until="0001-01-01")) == {}
     assert (await clients.usage("alice"))["data"][0]["day"] == DAY
 
 
