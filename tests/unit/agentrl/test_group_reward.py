@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from agentrl.environment import Task
+from agentrl.rollout import generate as loop
 from agentrl.rollout import group_reward as plugin
 from agentrl.rollout.generate import agents_of
 from agentrl.rollout.group_reward import group_of, group_reward
+from agentrl.rollout.settings import Settings
 from groundwork.exceptions import ConfigError
 from lab.testkit.agent_rollouts import talk
 from openclaw.exceptions import EngineUnavailableError
@@ -243,6 +245,16 @@ async def test_an_episode_of_several_samples_is_one_member_whose_repeated_part_i
             ],
             [{"role": "assistant", "content": "done"}],
         ]
+
+
+async def test_a_judge_of_groups_scores_steps_only_where_they_weigh_something(
+    stage: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "judge_of", lambda args: Judge())
+    async with stage(Judge()) as on:
+        for weight, judged in ((0.0, False), (0.5, True)):
+            agents = loop.Agents(on.args.changed(group_rm=True, prm_step_coef=weight), on.tokenizer)
+            assert (agents.step_judge(Settings()) is not None) is judged
 
 
 class Tidy:
