@@ -19,7 +19,7 @@ TEXT
 esac
 
 # Programs beside the environment that some integration tests need; without one its tests are skipped. pip of the environment
-# installs the last nine, so that the first setup must have ended; a second one waits for it.
+# installs the last ten, so that the first setup must have ended; a second one waits for it.
 programs() {
     scripts/setup_node.sh || echo "run.sh: the tests of clients that npm did not install are skipped" >&2
     scripts/setup_chromium.sh || echo "run.sh: the tests of gui-rl in a browser and the attacks by one are skipped" >&2
@@ -30,6 +30,7 @@ programs() {
     scripts/setup_hermes.sh || echo "run.sh: the tests of Hermes are skipped" >&2
     scripts/setup_swebench.sh || echo "run.sh: the comparison with swebench's grader is skipped" >&2
     scripts/setup_llama_cpp.sh || echo "run.sh: the test of exported GGUF files in llama.cpp is skipped" >&2
+    scripts/setup_vllm.sh || echo "run.sh: the tests of vLLM as the engine are skipped" >&2
     scripts/setup_tinker_cookbook.sh || echo "run.sh: the tests of Tinker's cookbook are skipped" >&2
     scripts/setup_trackio.sh || echo "run.sh: the test of Trackio is skipped" >&2
     scripts/setup_tinker_sdks.sh || echo "run.sh: the tests of older versions of the package tinker are skipped" >&2

@@ -59,6 +59,7 @@ def build(
     tie_word_embeddings: bool = False,
     vocab_multiple: int = 16,
     initializer_range: float = 0.08,
+    head_dim: int = 16,
 ) -> Path:
     """Write a random Qwen3 checkpoint and tokenizer to ``path`` and return it; an existing one is kept.
 
@@ -66,11 +67,12 @@ def build(
         path: the folder; written once.
         seed: seed of the weights.
         dtype: torch dtype name of the saved weights.
-        hidden_size: model width; heads of 16, half as many key/value heads as query heads.
+        hidden_size: model width; a head for each 16, half as many key/value heads as query heads.
         num_layers: decoder layers.
         tie_word_embeddings: share the embedding with the LM head.
         vocab_multiple: the embedding has the tokenizer's size rounded up to this.
         initializer_range: std of the weights; large enough that logits are far from uniform.
+        head_dim: width of a head.
     """
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -89,7 +91,7 @@ def build(
         num_hidden_layers=num_layers,
         num_attention_heads=heads,
         num_key_value_heads=max(1, heads // 2),
-        head_dim=16,
+        head_dim=head_dim,
         max_position_embeddings=4096,
         tie_word_embeddings=tie_word_embeddings,
         eos_token_id=tokenizer.eos_token_id,

@@ -18,6 +18,7 @@ from openclaw.launch.report import limit_lines
 from openclaw.models.places import missing_model
 from openclaw.runtime.process import reserve_port
 from openclaw.server.options import ServerOptions, build_parser, missing_gpus, read_options
+from slime.arguments.vllm import ENGINE_NAMES
 from slime.exceptions import SlimeError
 
 CONFIG_EXIT = 2
@@ -73,7 +74,7 @@ def show_plan(options: ServerOptions, environment: Mapping[str, str], missing: s
     config = RuntimeConfig.from_env({**environment, **options.runtime})
     gpus = f"GPU {','.join(map(str, options.gpu_ids))}" if options.gpu_ids else options.device
     print(f"model    {options.model}")
-    print(f"engine   {options.engine_url or f'SGLang on {gpus}'}")
+    print(f"engine   {options.engine_url or f'{ENGINE_NAMES[options.backend]} on {gpus}'}")
     print(f"gateway  http://{config.host}:{config.port}/v1, context {config.context_length}")
     print(f"records  {options.folder or 'nothing'}")
     print("limits of the gateway (name, value, unit, variable):", *limit_lines(config), sep="\n")

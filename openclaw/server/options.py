@@ -19,9 +19,9 @@ from openclaw.config.runtime import RuntimeConfig
 from openclaw.launch.variables import LaunchVariables, parse_gpus
 from openclaw.models.places import served_folder
 from openclaw.runtime.where import LEDGER_NAME, own_import_paths
-from slime.arguments.refused import DOES_NOT_START, ENGINE, WHY_THIS_ENGINE
 from slime.arguments.rollout import forces_context
 from slime.arguments.validate import visible_gpus
+from slime.arguments.vllm import BACKENDS, SGLANG, vllm_missing
 from slime.utils.model_config import config_or_none, context_limit
 
 DEFAULT_FOLDER = "rl_buffer"
@@ -54,6 +54,7 @@ class ServerOptions:
     export_seconds: float
     runtime: Mapping[str, str]
     port_setting: str = "--port"
+    backend: Literal["sglang", "vllm"] = "sglang"
 
 
 def build_parser(prog: str = "python -m openclaw.server") -> CommandLine:
@@ -71,7 +72,7 @@ def build_parser(prog: str = "python -m openclaw.server") -> CommandLine:
     )
     add("--host", help="address to listen on (OPENCLAW_HOST or HOST; default: 127.0.0.1)")
     add("--port", type=port_number, help="port to listen on (OPENCLAW_PORT or PORT; default: 30000)")
-    add("--backend", type=_engine, default=ENGINE, metavar=ENGINE, help="engine (default: %(default)s, the only one)")
+    add("--backend", choices=BACKENDS, default=SGLANG, help="engine to start (default: %(default)s)")
     add("--engine-url", metavar="URL", help="use the SGLang server at this URL instead of starting one")
     add(
         "--device",
@@ -102,17 +103,6 @@ def build_parser(prog: str = "python -m openclaw.server") -> CommandLine:
     return parser
 
 
-def _engine(text: str) -> str:
-    """Parse the name of the engine.
-
-    Raises:
-        argparse.ArgumentTypeError: it is another than SGLang.
-    """
-    if text != ENGINE:
-        raise argparse.ArgumentTypeError(f"{text}: {WHY_THIS_ENGINE} ({DOES_NOT_START}); use {ENGINE}")
-    return text
-
-
 def read_options(arguments: argparse.Namespace, environment: Mapping[str, str]) -> ServerOptions:
     """Return the plan for a command line and environment.
 
@@ -132,6 +122,11 @@ def read_options(arguments: argparse.Namespace, environment: Mapping[str, str]) 
         raise ConfigError(f"--export-seconds {arguments.export_seconds:g} is too small; write a number above 0")
     if not arguments.engine_url:
         check_context(model, environment)
+    if arguments.backend != SGLANG:
+        if arguments.engine_url:
+            raise ConfigError("--engine-url names a running SGLang server; leave --backend vllm out")
+        if not arguments.dry_run and (problem := vllm_missing(None)):
+            raise ConfigError(problem)
     device, gpu_ids = _placement(arguments)
     folder = (arguments.rl_buffer_dir or Path(DEFAULT_FOLDER)).absolute() if arguments.enable_rl_intercept else None
     return ServerOptions(
@@ -143,6 +138,7 @@ def read_options(arguments: argparse.Namespace, environment: Mapping[str, str]) 
         export_seconds=arguments.export_seconds,
         runtime=_runtime_variables(arguments, environment, model, folder),
         port_setting=_port_setting(arguments, environment),
+        backend=arguments.backend,
     )
 
 

@@ -27,7 +27,9 @@ from openclaw.server.collect import record_model
 from openclaw.server.options import ServerOptions
 from slime.args import Arguments
 from slime.arguments.placement import EngineSpec
+from slime.arguments.vllm import ENGINE_NAMES
 from slime.backends.sglang_utils.engine import SGLangEngine
+from slime.backends.vllm_utils.engine import engine_type
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +60,9 @@ def serve(options: ServerOptions, say: Callable[[str], None] = print) -> int:
             stack.callback(export, folder, say)
         engine = None
         if options.engine_url is None:
-            say(f"starting SGLang on {options.device} with {options.model}; its log is {folder / 'logs'}")
+            say(
+                f"starting {ENGINE_NAMES[options.backend]} on {options.device} with {options.model}; its log is {folder / 'logs'}"
+            )
             engine = stack.enter_context(running_engine(options, folder, config.context_length))
             environment["OPENCLAW_POLICY_URL"] = engine.url()
         supervisor, url = supervise(environment, folder / RUNTIME_LOG_NAME)
@@ -84,8 +88,10 @@ def running_engine(options: ServerOptions, folder: Path, context_length: int) ->
         rollout_health_check_timeout=HANG_SECONDS,
         rollout_health_check_first_wait=0.0,
         sglang_context_length=context_length,
+        backend=options.backend,
+        update_weight_mode="full",
     )
-    engine = SGLangEngine(arguments, EngineSpec("policy", 0, max(1, len(options.gpu_ids)), options.gpu_ids))
+    engine = engine_type(arguments)(arguments, EngineSpec("policy", 0, max(1, len(options.gpu_ids)), options.gpu_ids))
     try:
         engine.start()
         yield engine

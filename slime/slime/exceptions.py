@@ -35,6 +35,10 @@ class EngineNodeLostError(EngineError):
     """An actor on one of the engine's machines is gone or does not answer; the engine must be recreated."""
 
 
+class UntranslatableError(EngineError):
+    """A request of SGLang's form that the engine behind a translator cannot answer as it says."""
+
+
 class WeightsDifferError(SlimeError, RuntimeError):
     """After a push, a tensor on an engine differs from the trainer's."""
 

@@ -33,6 +33,7 @@ EFFECTS = {
         rollout-num-gpus-per-engine prm-num-gpus-per-engine critic-num-gpus-per-node debug-rollout-only prm-router-ip
         prm-enable rollout-external-engine-addrs""",
     f"{RAY}/test_placement.py::test_modes": "debug-train-only",
+    f"{CORE}/test_vllm_arguments.py::test_the_engine_is_that_of_the_flag": "backend vllm-python vllm-options",
     f"{COLOCATE}::test_the_engines_have_the_gpus_of_the_trainer": "colocate",
     f"{COLOCATE}::test_both_are_offloaded_on_gpus_unless_the_flags_say_otherwise": "offload-rollout",
     f"{RAY}/test_colocate.py::test_who_is_not_offloaded_stays_and_the_order_is_kept": "offload-train",

@@ -92,7 +92,7 @@ RULES = (
     Rule(Kind.USAGE, r"(bash )?(tests|scripts)/\w+\.sh", "sets up, resolves locks or tests: minutes and a network"),
     Rule(Kind.ELSEWHERE, r"python (scripts/(reference_pages|launch_scripts)\.py|-m slime\.arguments\.generate)$", "writes files of the repository; the fast tests compare them with the code"),
     Rule(Kind.ELSEWHERE, r"python -m pytest tests/gpu/", "needs a GPU"),
-    Rule(Kind.ELSEWHERE, r"python -m pytest tests/integration/test_gui_browser.py", "the suite runs this file"),
+    Rule(Kind.ELSEWHERE, r"python -m pytest tests/integration/test_(gui_browser|vllm_live).py", "the suite runs this file"),
     Rule(Kind.ELSEWHERE, r"rm -rf \.venv && ", "replaces the environment that the tests run in; needs a GPU"),
     Rule(Kind.ELSEWHERE, r"python -m agentrl\.sandbox$", "needs bubblewrap; tests/integration/test_sandbox_containment.py runs it where there is one"),
     Rule(Kind.ELSEWHERE, r"cp gpu\.json ", "needs a GPU's measurements, and writes a file of the repository"),

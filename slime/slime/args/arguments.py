@@ -42,6 +42,9 @@ class Arguments(FlatArguments):
     offload_train: bool = DERIVED
     offload_rollout: bool = DERIVED
     offload: bool = False
+    backend: Literal["sglang", "vllm"] = "sglang"
+    vllm_python: str | None = None
+    vllm_options: str | None = None
     hf_checkpoint: str = DERIVED
     ref_load: str = DERIVED
     load: str | None = None
@@ -375,7 +378,6 @@ class Arguments(FlatArguments):
     rollout_data_transport: str = "object-store"
     async_collection: bool = True
     reward_aggregation: str = "majority"
-    backend: str = "sglang"
     # Set by the derivations; no flags of their own.
     eval_datasets: list[EvalDataset] = field(default_factory=list)
     train_backend_because: tuple[str, ...] = ()

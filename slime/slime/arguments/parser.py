@@ -38,11 +38,13 @@ from slime.arguments.torchrun import refuse_many_starts
 from slime.arguments.tracking import DEBUG, MEMORY_HISTORY, TRACKING
 from slime.arguments.trainer import LORA, OPTIMIZER, TRAINER, WEIGHT_SYNC
 from slime.arguments.validate import validate
+from slime.arguments.vllm import ENGINE
 from slime.arguments.yaml_files import ARGUMENTS_FLAG, apply_custom_config, with_config_file
 
 GROUPS = (
     CLUSTER,
     COLOCATE,
+    ENGINE,
     CHECKPOINT,
     ROLLOUT,
     DATA,

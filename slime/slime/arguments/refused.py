@@ -37,9 +37,6 @@ class Fixed:
         return self.flag.lstrip("-").replace("-", "_")
 
 
-ENGINE = "sglang"
-WHY_THIS_ENGINE = f"the engine is {ENGINE}, which reports the ids, logprobs and weight version of each token"
-DOES_NOT_START = "if it does not start, type: scripts/setup.sh doctor"
 _AGREE = "the logprobs of one policy must agree between passes"
 
 FIXED = (
@@ -62,7 +59,6 @@ FIXED = (
     Fixed(
         "--reward-aggregation", "majority", "the majority of a judge's votes", "the majority of a judge's votes decides"
     ),
-    Fixed("--backend", ENGINE, "the engine of policy and judge", f"{WHY_THIS_ENGINE} ({DOES_NOT_START})"),
 )
 
 

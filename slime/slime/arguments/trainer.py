@@ -465,13 +465,17 @@ STAGES_REFUSED = (
 
 
 def derive_weight_sync(args: Arguments) -> None:
-    """Resolve ``update_weight_mode``, and the transport when trainer and engines share GPUs, where NCCL cannot connect."""
+    """Resolve ``update_weight_mode``, and the transport where the default one cannot be: NCCL between processes on one GPU, or
+    a broadcast to vLLM.
+    """
     if args.update_weight_mode is None:
         suits = args.use_lora and args.update_weight_transport == "nccl" and not _adapter_problems(args)
         args.update_weight_mode = "adapter" if suits else "full"
     whole = args.update_weight_mode == "full" and args.update_weight_transport == "nccl"
     if args.colocate and args.num_nodes == 1 and whole:
         args.update_weight_transport = "shared"
+    elif args.backend == "vllm" and whole:
+        args.update_weight_transport = "disk"
 
 
 def _adapter_problems(args: Arguments) -> list[str]:

@@ -55,6 +55,7 @@ from slime.arguments.rollout import (
 )
 from slime.arguments.tracking import check_memory_history, check_tracking
 from slime.arguments.trainer import check_trainer, check_warmup, check_weight_sync, derive_weight_sync
+from slime.arguments.vllm import check_backend
 from slime.utils.model_config import config_or_none
 
 DERIVED = frozenset(
@@ -202,6 +203,7 @@ def validate(args: Arguments, words: Sequence[str] = ()) -> list[str]:
         *check_roles(args),
         *check_colocate(args),
         *check_engines(args),
+        *check_backend(args),
         *check_context(args, os.environ),
         *check_batches(args),
         *check_lengths(args),

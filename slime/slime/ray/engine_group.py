@@ -27,7 +27,6 @@ from groundwork.exceptions import ConfigError
 from groundwork.private_files import private_folder
 from slime.args import Arguments, required
 from slime.arguments.placement import EngineSpec, Role
-from slime.backends.sglang_utils.engine import SGLangEngine
 from slime.backends.sglang_utils.engine_process import EngineProcess
 from slime.backends.sglang_utils.external import ExternalEngine, external_url
 from slime.backends.sglang_utils.router import (
@@ -37,6 +36,7 @@ from slime.backends.sglang_utils.router import (
     serve_behind_one_address,
     workers_of,
 )
+from slime.backends.vllm_utils.engine import engine_type
 from slime.exceptions import EngineError, EngineNodeLostError
 from slime.ray.placement import ENGINE_GPU_SHARE, ReservedPlacement
 from slime.ray.restarts import first_line
@@ -203,7 +203,7 @@ class EngineGroup:
             RemoteProcess(self._actor(EngineProcess, gpu).remote(self._args, spec)) for gpu, spec in others
         ]
         gpu, spec = first
-        actor = self._actor(SGLangEngine, gpu)
+        actor = self._actor(engine_type(self._args), gpu)
         return RemoteEngine(actor.remote(self._args, spec, self._ports[index], self._others[index]))
 
     def _actor(self, kind: type, gpu: int) -> Any:

@@ -309,7 +309,7 @@ class Made:
 def started_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spawned: list[Any]) -> tuple[EngineGroup, list[str]]:
     """Two engines of two machines each, and their addresses."""
     monkeypatch.setattr(engine_process, "find_available_port", lambda host: 9)
-    monkeypatch.setattr(engine_group.SGLangEngine, "pause_generation", lambda *_: None)
+    monkeypatch.setattr(SGLangEngine, "pause_generation", lambda *_: None)
     places = reserved(*FOUR, per_engine=4)
     args = arguments(tmp_path, num_nodes=4, num_gpus_per_node=2, router="auto", debug_rollout_only=False)
     monkeypatch.setattr("slime.backends.sglang_utils.engine.find_available_port", lambda host: 40000 + len(spawned))

@@ -135,10 +135,13 @@ def test_a_missing_model_is_one_line(repository: Path) -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_another_engine_is_refused_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        build_parser().parse_args(["--model-path", "m", "--backend", "vllm"])
-    said = capsys.readouterr().err
-    assert (stopped.value.code, said.count("\n")) == (2, 1)
-    assert "--backend: vllm: the engine is sglang, which reports the ids, logprobs and weight version" in said
-    assert "scripts/setup.sh doctor" in said
+def test_the_engine_is_sglang_or_vllm(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("openclaw.server.options.vllm_missing", lambda python: None)
+    words = ["--model-path", str(model), "--backend", "vllm"]
+    assert (read(*words).backend, read(*words[:2]).backend) == ("vllm", "sglang")
+    with pytest.raises(ConfigError, match="leave --backend vllm out"):
+        read(*words, "--engine-url", "http://127.0.0.1:9")
+    monkeypatch.setattr("openclaw.server.options.vllm_missing", lambda python: "run scripts/setup_vllm.sh")
+    with pytest.raises(ConfigError, match="setup_vllm"):
+        read(*words)
+    assert read(*words, "--dry-run").backend == "vllm"

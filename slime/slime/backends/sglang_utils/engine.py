@@ -56,9 +56,11 @@ class SGLangEngine:
         process: the server's process, or that of the engine's first machine.
     """
 
+    process_type: type[EngineProcess] = EngineProcess
+
     def __init__(self, args: Arguments, spec: EngineSpec, port: int = 0, others: Sequence[RemoteProcess] = ()) -> None:
         """``others``: the processes on the engine's other machines, in order."""
-        self.process = EngineProcess(args, spec)
+        self.process = self.process_type(args, spec)
         self._args = args
         self._spec = spec
         self._cpu = args.device == "cpu"

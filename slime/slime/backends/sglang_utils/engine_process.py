@@ -30,9 +30,6 @@ from slime.utils.forwarded_environment import own_of_machine
 from slime.utils.kernel_caches import keep_kernels
 from slime.weight_sync.remote_engine import EngineCalls, RemoteProcess
 
-# SIGTERM also ends SGLang's workers, which the server mistakes for a crash: it sleeps five seconds before it ends.
-_STOP_SECONDS = 1.0
-
 
 def process_environment(args: Arguments, spec: EngineSpec, base: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of an engine's process on one machine.
@@ -66,6 +63,9 @@ def process_environment(args: Arguments, spec: EngineSpec, base: Mapping[str, st
 class EngineProcess:
     """Owns one process group."""
 
+    # SIGTERM also ends SGLang's workers, which the server mistakes for a crash: it sleeps five seconds before it ends.
+    stop_seconds = 1.0
+
     def __init__(self, args: Arguments, spec: EngineSpec) -> None:
         logging.basicConfig(level=logging.INFO, format=f"[{spec.name}] %(levelname)s %(name)s: %(message)s")
         self._args = args
@@ -83,17 +83,26 @@ class EngineProcess:
             hold: see `server_hooks.hold_from_start`.
         """
         port = port or find_available_port(host=self._spec.host)
-        command = server_command(self._args, self._spec, port=port, cpu=self._cpu, rendezvous=rendezvous)
-        command += [HOLD] if hold else []
+        command = self._command(port, rendezvous)
+        if hold:
+            command.append(HOLD)
         private_folder(self.log_path.parent)
         with open(self.log_path, "a", opener=private) as log:
             log.write(f"$ {shlex.join(command)}\n")
         self.child = spawn(
             command,
-            env=process_environment(self._args, self._spec, os.environ),
+            env=self._environment(),
             log_path=self.log_path,
             name=self._spec.name,
         )
+
+    def _command(self, port: int, rendezvous: str) -> list[str]:
+        """Return the server's command."""
+        return server_command(self._args, self._spec, port=port, cpu=self._cpu, rendezvous=rendezvous)
+
+    def _environment(self) -> dict[str, str]:
+        """Return the environment of the process."""
+        return process_environment(self._args, self._spec, os.environ)
 
     @property
     def pid(self) -> int | None:
@@ -111,7 +120,7 @@ class EngineProcess:
     def stop(self) -> None:
         """End the process and everything it started; a no-op if it is not running."""
         if self.child is not None:
-            self.child.stop(_STOP_SECONDS)
+            self.child.stop(self.stop_seconds)
             self.child = None
 
     def kill(self) -> None:

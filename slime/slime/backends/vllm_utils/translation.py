@@ -1,0 +1,307 @@
+"""One `/generate` request and its answer, from SGLang's words to vLLM's and back; pure functions and one small state.
+
+The other side is vLLM's `/inference/v1/generate`, which takes ids and returns ids with log-probabilities and weight versions.
+Guarantees: every id, log-probability and version span is one that vLLM sent; none is computed or made up. What vLLM did not
+send is missing in the answer, too, so that the reader of SGLang's format finds it. A field or sampling parameter that has no
+counterpart raises `UntranslatableError`, because vLLM would ignore it in silence.
+
+Log-probabilities of output are those at the sampling temperature; with ``top_p``, ``top_k`` or ``min_p`` they are of the cut
+distribution, where SGLang's are of the whole one. Those of a prompt are at temperature 1, as SGLang's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from slime.exceptions import UntranslatableError
+
+PARAMETERS = {
+    "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "no_stop_trim": "include_stop_str_in_output",
+    "sampling_seed": "seed",
+    **{
+        name: name
+        for name in (
+            *("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty"),
+            *("logit_bias", "stop", "stop_token_ids", "ignore_eos", "skip_special_tokens"),
+            "spaces_between_special_tokens",
+        )
+    },
+}
+"""SGLang's sampling parameters and vLLM's names of them."""
+GRAMMARS = {"structural_tag": "structural_tag", "json_schema": "json", "regex": "regex", "ebnf": "grammar"}
+"""SGLang's grammars and the keys of vLLM's structured outputs."""
+DEFAULT_NEW_TOKENS = 128
+"""SGLang's default; vLLM's would be all that the context allows."""
+LEAST_TEMPERATURE = 0.01
+"""vLLM raises smaller ones to it, except 0."""
+NO_LOGPROB = -9999.0
+"""vLLM's word for a log-probability that it does not have."""
+TOKEN = "token_id:"
+"""Begins a token in vLLM's answers with text, under ``--return-tokens-as-token-ids``."""
+REQUEST_ID = "generate-tokens-"
+"""vLLM puts it before the name of a request."""
+_IDS, _NAME, _ADAPTER, _SALT = "input_ids", "rid", "lora_path", "extra_key"
+_FIELDS = frozenset(
+    {
+        _IDS,
+        _NAME,
+        _ADAPTER,
+        _SALT,
+        "sampling_params",
+        "return_logprob",
+        "logprob_start_len",
+        "top_logprobs_num",
+        "stream",
+    }
+)
+_OF_ROUTER = frozenset({"log_metrics"})
+"""The router adds it to each request; it is about SGLang's own metrics."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request, as vLLM gets it.
+
+    Attributes:
+        body: of vLLM's request, without the model's name.
+        adapter: name of the adapter that the request asks for; None: the newest.
+        prompt: its ids.
+        logprobs: whether the answer has log-probabilities.
+        top: how many of the most likely tokens it has for each position.
+        scored_from: first prompt position with an entry.
+        new_tokens: whether it wants any; vLLM generates one at least.
+    """
+
+    body: dict[str, Any]
+    adapter: str | None
+    prompt: Sequence[int]
+    logprobs: bool
+    top: int
+    scored_from: int
+    new_tokens: bool
+
+    @property
+    def stream(self) -> bool:
+        """Whether the answer is a stream of events."""
+        return bool(self.body["stream"])
+
+    @property
+    def name(self) -> str:
+        """The request's name in vLLM."""
+        return REQUEST_ID + self.body["request_id"]
+
+
+def to_vllm(payload: Mapping[str, Any], name: str) -> Asked:
+    """Return the request of vLLM for a `/generate` payload; ``name``: of a request that has none.
+
+    Raises:
+        UntranslatableError: vLLM would not do what the payload says.
+    """
+    prompt = payload.get(_IDS)
+    if not isinstance(prompt, list) or not prompt or not all(isinstance(token, int) for token in prompt):
+        raise UntranslatableError(
+            "input_ids: send the ids of one prompt as a list; vLLM engines take neither text nor batches"
+        )
+    given = {field for field, value in payload.items() if value not in (None, False)}
+    if unknown := sorted(given - _FIELDS - _OF_ROUTER):
+        raise UntranslatableError(
+            f"{', '.join(unknown)}: vLLM engines do not take it; leave it out, or use --backend sglang"
+        )
+    parameters = {name: value for name, value in (payload.get("sampling_params") or {}).items() if value is not None}
+    new_tokens = int(parameters.setdefault("max_new_tokens", DEFAULT_NEW_TOKENS))
+    top, logprobs, stream = (
+        int(payload.get("top_logprobs_num") or 0),
+        bool(payload.get("return_logprob")),
+        bool(payload.get("stream")),
+    )
+    start = payload.get("logprob_start_len")
+    last = len(prompt) - 1
+    scored_from = last if start is None or start < 0 else min(int(start), last)
+    sampling = _sampling({**parameters, "max_new_tokens": max(1, new_tokens)})
+    if logprobs:
+        # The sampled token stands in vLLM's list of the most likely ones, whatever its rank, so one more is asked for.
+        sampling["logprobs"] = top + 1 if top else 0
+        if scored_from < last:
+            sampling["prompt_logprobs"] = top
+    if stream and scored_from < last:
+        raise UntranslatableError(
+            "logprob_start_len: vLLM engines do not score a prompt in a stream; leave out 'stream'"
+        )
+    if stream:
+        sampling["detokenize"] = bool(sampling.get("stop"))
+    body: dict[str, Any] = {
+        "request_id": str(payload.get(_NAME) or name),
+        "token_ids": prompt,
+        "sampling_params": sampling,
+        "stream": stream,
+        "output_mode": "tokens" if stream else "text",
+    }
+    if stream:
+        body["stream_options"] = {"include_usage": True}
+    if payload.get(_SALT):
+        body["cache_salt"] = payload[_SALT]
+    return Asked(body, payload.get(_ADAPTER), prompt, logprobs, top, scored_from, new_tokens > 0)
+
+
+def _sampling(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    if unknown := sorted(set(parameters) - set(PARAMETERS) - set(GRAMMARS)):
+        raise UntranslatableError(f"sampling_params: vLLM engines have no {', '.join(unknown)}; leave it out")
+    temperature = parameters.get("temperature", 1.0)
+    if 0 < temperature < LEAST_TEMPERATURE:
+        raise UntranslatableError(
+            f"temperature {temperature:g}: vLLM samples at 0, or at {LEAST_TEMPERATURE:g} and above"
+        )
+    sampling = {PARAMETERS[name]: value for name, value in parameters.items() if name in PARAMETERS}
+    grammars = {GRAMMARS[name]: value for name, value in parameters.items() if name in GRAMMARS}
+    if len(grammars) > 1:
+        raise UntranslatableError(f"sampling_params: {', '.join(sorted(grammars))} are several grammars; send one")
+    if grammars:
+        sampling["structured_outputs"] = grammars
+    return sampling
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What answers a request.
+
+    Attributes:
+        pinned: the version of the adapter that the request keeps; None: whole weights, which an update changes.
+        digest: SHA-256 of the message that brought the adapter.
+        now: returns the version of the whole weights at the moment.
+    """
+
+    now: Callable[[], str]
+    pinned: str | None = None
+    digest: str | None = None
+
+    def spans(self, sent: Sequence[Mapping[str, Any]] | None, count: int) -> list[dict[str, Any]]:
+        """Return the version of each stretch of ``count`` tokens, by the spans that vLLM ``sent``."""
+        if self.pinned is not None:
+            return [{"version": self.pinned, "start": 0, "end": count}] if count else []
+        return [{name: span[name] for name in ("version", "start", "end")} for span in sent or ()]
+
+
+class Reply:
+    """One answer of vLLM, on its way to SGLang's form. Owns the count of its tokens, and the last event until vLLM reports its usage."""
+
+    def __init__(self, asked: Asked, weights: Weights) -> None:
+        self._asked, self._weights = asked, weights
+        self._count = 0
+        self._last: dict[str, Any] | None = None
+
+    def event(self, sent: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return the event of SGLang's stream for one of vLLM's, or None: the last one waits for the report of the usage.
+
+        Raises:
+            KeyError: the event is not in vLLM's format; so do TypeError and ValueError.
+        """
+        if "error" in sent:
+            return {"error": sent["error"]}
+        if not sent["choices"]:
+            return self.rest(_cached(sent))
+        made = self._answer(sent["choices"][0])
+        if made["meta_info"]["finish_reason"] is None:
+            return made
+        self._last = made
+        return None
+
+    def rest(self, cached: int = 0) -> dict[str, Any] | None:
+        """Return the event that still waits, if one does."""
+        made, self._last = self._last, None
+        if made is not None:
+            made["meta_info"]["cached_tokens"] = cached
+        return made
+
+    def whole(self, sent: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the answer of a request that is not a stream; raises like `event`."""
+        choice = dict(sent["choices"][0])
+        if not self._asked.new_tokens:
+            choice |= {
+                "token_ids": [],
+                "logprobs": {"content": []},
+                "text": "",
+                "weight_versions": None,
+                "finish_reason": "length",
+            }
+        made = self._answer(choice)
+        meta = made["meta_info"] | {"cached_tokens": _cached(sent)}
+        if self._asked.logprobs:
+            meta |= self._scores(sent.get("prompt_logprobs"))
+        return {"text": choice["text"], **made, "meta_info": meta}
+
+    def _answer(self, choice: Mapping[str, Any]) -> dict[str, Any]:
+        ids = list(choice["token_ids"] or ())
+        self._count += len(ids)
+        finish = _finish(choice, ids, self._count)
+        meta: dict[str, Any] = {
+            "id": self._asked.body["request_id"],
+            "prompt_tokens": len(self._asked.prompt),
+            "completion_tokens": self._count,
+            "cached_tokens": 0,
+            "weight_version": self._weights.pinned or self._weights.now(),
+            "finish_reason": finish,
+        }
+        if finish is not None:
+            spans = meta["weight_versions"] = self._weights.spans(choice.get("weight_versions"), self._count)
+            meta["weight_version"] = spans[-1]["version"] if spans else meta["weight_version"]
+        if self._weights.pinned is not None:
+            meta["adapter_sha256"] = self._weights.digest
+        if self._asked.logprobs:
+            entries = (choice.get("logprobs") or {}).get("content") or []
+            found = [_entry(entry) for entry in entries]
+            meta["output_token_logprobs"] = [entry for entry in found if entry[0] > NO_LOGPROB]
+            if self._asked.top:
+                meta["output_top_logprobs"] = [_best(entry["top_logprobs"], self._asked.top) for entry in entries]
+        return {"output_ids": ids, "meta_info": meta}
+
+    def _scores(self, sent: Sequence[Mapping[str, Any] | None] | None) -> dict[str, Any]:
+        """Return the entries of the prompt's ids; the first one has no value, as in SGLang."""
+        start, prompt, top = self._asked.scored_from, self._asked.prompt, self._asked.top
+        if sent is not None and len(sent) != len(prompt):
+            raise ValueError(f"vLLM scored {len(sent)} of {len(prompt)} prompt tokens")
+        entries: list[list[Any]] = [[None, prompt[start], None]]
+        tops: list[list[list[Any]] | None] = [None]
+        for position in range(start + 1, len(prompt)):
+            found = (sent or ())[position] or {}
+            entries.append([found[str(prompt[position])]["logprob"], prompt[position], None])
+            listed = [{"token_id": int(token), "logprob": value["logprob"]} for token, value in found.items()]
+            tops.append(_best(listed, top))
+        return {"input_token_logprobs": entries} | ({"input_top_logprobs": tops} if top else {})
+
+
+def _cached(sent: Mapping[str, Any]) -> int:
+    """Return how many of the prompt's tokens vLLM found in its cache."""
+    return int(((sent.get("usage") or {}).get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
+
+
+def _finish(choice: Mapping[str, Any], ids: Sequence[int], count: int) -> dict[str, Any] | None:
+    """Return SGLang's finish reason; ``count``: of the reply's tokens."""
+    reason, stopped_at = choice["finish_reason"], choice.get("stop_reason")
+    match reason:
+        case None:
+            return None
+        case "stop":
+            return {"type": "stop", "matched": stopped_at if stopped_at is not None else (ids[-1] if ids else None)}
+        case "length":
+            return {"type": "length", "length": count}
+        case "abort":
+            return {"type": "abort", "message": "vLLM aborted the request"}
+    raise ValueError(f"vLLM ended the reply with {reason!r}")
+
+
+def _token(entry: Mapping[str, Any]) -> int:
+    """Return the id of an entry: a number, or ``token_id:7`` in answers with text."""
+    return int(entry["token_id"]) if "token_id" in entry else int(entry["token"].removeprefix(TOKEN))
+
+
+def _entry(entry: Mapping[str, Any]) -> list[Any]:
+    return [float(entry["logprob"]), _token(entry), None]
+
+
+def _best(entries: Sequence[Mapping[str, Any]], count: int) -> list[list[Any]]:
+    """Return the ``count`` most likely of the entries, the likeliest first."""
+    return sorted(map(_entry, entries), key=lambda entry: -entry[0])[:count]

@@ -1,0 +1,370 @@
+"""The translator in front of a stand-in of vLLM: what the gateway's client reads is what it reads from SGLang."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from lab.testkit.engine import mock_engine, serve
+from openclaw.engine.client import EngineClient, TokenChunk, scoring_payload
+from openclaw.exceptions import EngineAwayError, EngineProtocolError, EngineRejectedError
+from slime.backends.vllm_utils.translator import Translator
+from slime.contract.engine import logprob_of
+from slime.weight_sync import BASE
+from tests.helpers.vllm_server import StandInVLLM
+
+NEWEST, OLDER = "weights-2-abcdabcd-8", "weights-1-abcdabcd-7"
+REPLY = [72, 228, 190, 139, 8364, 33, 2]
+SAMPLING: dict[str, Any] = {"temperature": 0.7, "top_p": 1.0, "max_new_tokens": 50}
+
+
+def script(prompt: list[int]) -> list[int]:
+    """Return the rest of `REPLY`: prompts are ``[5, 6]`` and what was delivered."""
+    return REPLY[len(prompt) - 2 :]
+
+
+@dataclass
+class Served:
+    """The stand-in, the routes in front of it, and a client of those."""
+
+    vllm: StandInVLLM
+    routes: Translator
+    url: str
+    http: httpx.AsyncClient
+
+    async def post(self, path: str, **body: Any) -> httpx.Response:
+        return await self.http.post(path, json=body)
+
+    async def load(self, name: str) -> httpx.Response:
+        adapter = {
+            "config_dict": {"r": 1},
+            "safetensors": base64.b64encode(b"tensors").decode(),
+            "sha256": f"sha of {name}",
+        }
+        return await self.post("/load_lora_adapter", lora_name=name, **adapter)
+
+
+@asynccontextmanager
+async def served(folder: Path, *, adapters: bool = False, piece: int = 7, hold: bool = False) -> AsyncIterator[Served]:
+    vllm = StandInVLLM(script, piece)
+    async with serve(vllm.app()) as address, httpx.AsyncClient(base_url=address) as client:
+        routes = Translator(client, folder, model="policy", ranks=1, adapters=adapters)
+        await routes.begin(folder / "zeros" if adapters else None, hold=hold)
+        async with serve(routes.app()) as url, httpx.AsyncClient(base_url=url, timeout=20) as http:
+            yield Served(vllm, routes, url, http)
+
+
+async def chunks(url: str, wait_seconds: float = 0.0, top: int = 0, **sampling: Any) -> list[TokenChunk]:
+    client = EngineClient(url, wait_seconds=wait_seconds)
+    try:
+        return [one async for one in client.generate("r", [5, 6], SAMPLING | sampling, top, owner="ann")]
+    finally:
+        await client.close()
+
+
+def joined(found: list[TokenChunk]) -> tuple[Any, ...]:
+    """Return what a reply is, however its tokens were gathered."""
+    last = found[-1]
+    return (
+        [token for chunk in found for token in chunk.ids],
+        [value for chunk in found for value in chunk.logprobs],
+        *(last.finish, last.versions, last.cached_tokens, {chunk.weight_version for chunk in found}),
+    )
+
+
+@pytest.mark.parametrize("limit", [50, 3])
+@pytest.mark.parametrize("piece", [1, 7, 1 << 20])
+def test_a_reply_is_that_of_sglang(tmp_path: Path, limit: int, piece: int) -> None:
+    async def run() -> None:
+        async with served(tmp_path, piece=piece) as here, mock_engine(script) as sglang:
+            sglang.version = here.vllm.version
+            ours, theirs = [await chunks(url, max_new_tokens=limit) for url in (here.url, sglang.url)]
+            assert joined(ours) == joined(theirs)
+            (asked,) = here.vllm.requests
+            assert (
+                asked["sampling_params"] | {"temperature": 0.7, "top_p": 1.0, "max_tokens": limit}
+                == asked["sampling_params"]
+            )
+            assert (asked["token_ids"], len(asked["cache_salt"])) == ([5, 6], 32)
+
+    asyncio.run(run())
+
+
+def test_scores_and_the_likeliest_tokens_are_in_sglangs_form(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with served(tmp_path) as here, mock_engine(script) as sglang:
+            payload = scoring_payload([5, 6], [7, 8, 9])
+            found = (await here.post("/generate", **payload)).json()
+            expected = await sglang.whole(payload)
+            entries = found["meta_info"]["input_token_logprobs"]
+            assert entries == [[None, 6, None], *expected["meta_info"]["input_token_logprobs"][1:]]
+            assert (found["output_ids"], found["meta_info"]["output_token_logprobs"], found["text"]) == ([], [], "")
+            scored = (await here.post("/generate", **payload, top_logprobs_num=2)).json()["meta_info"]
+            assert scored["input_top_logprobs"] == [
+                None,
+                *[[[-0.25, 10_000, None], [-0.5, token, None]] for token in (7, 8, 9)],
+            ]
+            whole = (await here.post("/generate", input_ids=[5, 6], return_logprob=True, top_logprobs_num=2)).json()
+            assert (whole["text"], whole["output_ids"]) == ("".join(map(chr, REPLY)), REPLY)
+            value = logprob_of(0, REPLY[0])
+            # Of three that vLLM sends, one is the sampled token, here the likeliest but one.
+            assert whole["meta_info"]["output_top_logprobs"][0] == [[value + 1, 10_000, None], [value, REPLY[0], None]]
+            streamed = [row for chunk in await chunks(here.url, top=2) for row in chunk.top]
+            assert streamed == whole["meta_info"]["output_top_logprobs"]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("payload", "named"),
+    [
+        ({"text": "hello"}, "input_ids"),
+        ({"input_ids": [[5], [6]]}, "input_ids"),
+        ({"input_ids": []}, "input_ids"),
+        ({"input_ids": [5], "image_data": ["data:"]}, "image_data"),
+        ({"input_ids": [5], "return_routed_experts": True}, "return_routed_experts"),
+        ({"input_ids": [5], "sampling_params": {"custom_params": {}}}, "custom_params"),
+        ({"input_ids": [5], "sampling_params": {"temperature": 0.001}}, "temperature 0.001"),
+        ({"input_ids": [5], "sampling_params": {"regex": "a", "ebnf": "b"}}, "several grammars"),
+        ({"input_ids": [5, 6, 7], "stream": True, "return_logprob": True, "logprob_start_len": 0}, "logprob_start_len"),
+        ({"input_ids": [5], "lora_path": "mine"}, "lora_path mine"),
+    ],
+)
+def test_what_vllm_would_ignore_is_refused_by_name(tmp_path: Path, payload: dict[str, Any], named: str) -> None:
+    async def run() -> None:
+        async with served(tmp_path) as here:
+            answer = await here.post("/generate", **payload)
+            assert (answer.status_code, here.vllm.requests) == (400, [])
+            assert named in answer.json()["error"]["message"]
+
+    asyncio.run(run())
+
+
+def test_grammars_and_lengths_have_vllms_names(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with served(tmp_path) as here:
+            given = {
+                "structural_tag": "{}",
+                "min_new_tokens": 2,
+                "stop": ["end"],
+                "no_stop_trim": True,
+                "stop_token_ids": None,
+            }
+            # As a router sends it.
+            defaults = {"log_metrics": True, "return_hidden_states": False, "model": None}
+            await here.post("/generate", input_ids=[5, 6], sampling_params=given, **defaults)
+            (asked,) = here.vllm.requests
+            assert asked["sampling_params"] == {
+                "structured_outputs": {"structural_tag": "{}"},
+                "min_tokens": 2,
+                "stop": ["end"],
+                "include_stop_str_in_output": True,
+                "max_tokens": 128,
+            }
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("spoiled", "error"),
+    [
+        (lambda choice: choice["logprobs"]["content"].clear(), EngineProtocolError),
+        (lambda choice: choice["logprobs"]["content"][0].update(token_id=1), EngineProtocolError),
+        (lambda choice: choice["logprobs"]["content"][0].update(logprob=-9999.0), EngineProtocolError),
+        (lambda choice: choice["token_ids"].append(7), EngineProtocolError),
+        (lambda choice: choice.pop("token_ids"), EngineProtocolError),
+        (lambda choice: choice.update(finish_reason="repetition"), EngineProtocolError),
+    ],
+)
+def test_what_does_not_belong_together_is_an_error_of_the_protocol(
+    tmp_path: Path, spoiled: Any, error: type[Exception]
+) -> None:
+    async def run() -> None:
+        async with served(tmp_path) as here:
+
+            def change(event: dict[str, Any]) -> dict[str, Any]:
+                for choice in event["choices"]:
+                    spoiled(choice)
+                return event
+
+            here.vllm.change = change
+            with pytest.raises(error):
+                await chunks(here.url)
+
+    asyncio.run(run())
+
+
+def test_errors_keep_their_status(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with served(tmp_path) as here:
+            here.vllm.statuses = [400]
+            with pytest.raises(EngineRejectedError, match="failed with 400"):
+                await chunks(here.url)
+            here.vllm.statuses = [503]
+            with pytest.raises(EngineAwayError, match="failed with 503"):
+                await chunks(here.url)
+            here.vllm.change = lambda event: {"error": {"message": "too long", "code": 400}}
+            with pytest.raises(EngineRejectedError, match="too long"):
+                await chunks(here.url)
+
+    asyncio.run(run())
+
+
+def test_a_reply_goes_on_after_vllm_breaks_off(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with served(tmp_path, piece=1 << 20) as here:
+            here.vllm.break_after = 3
+
+            def mended() -> None:
+                if len(here.vllm.requests) == 2:
+                    here.vllm.break_after = None
+
+            here.vllm.step = mended
+            ids = [token for chunk in await chunks(here.url, wait_seconds=20.0) for token in chunk.ids]
+            assert ids == REPLY
+            assert [len(asked["token_ids"]) for asked in here.vllm.requests] == [2, 5]
+
+    asyncio.run(run())
+
+
+def test_leaving_ends_the_request_in_vllm(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with served(tmp_path) as here:
+            here.vllm.open.clear()
+            for stream in (True, False):
+                body = {"input_ids": [5, 6], "rid": f"left-{stream}", "stream": stream}
+                asked = asyncio.create_task(here.post("/generate", **body))
+                await here.vllm.until(lambda: len(here.vllm.running) == 1)
+                asked.cancel()
+                await here.vllm.until(lambda: not here.vllm.running)
+            assert (await here.http.get("/v1/loads")).json()["loads"][0]["num_running_reqs"] == 0
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("body", [{"rid": "one"}, {"abort_all": True}])
+def test_an_aborted_request_keeps_its_tokens(tmp_path: Path, body: dict[str, Any]) -> None:
+    async def run() -> None:
+        async with served(tmp_path) as here:
+            tokens = 0
+
+            def hold_the_third() -> None:
+                nonlocal tokens
+                tokens += 1
+                if tokens == 3:
+                    here.vllm.open.clear()
+
+            here.vllm.step = hold_the_third
+            asked = asyncio.create_task(here.post("/generate", input_ids=[5, 6], rid="one-1", return_logprob=True))
+            await here.vllm.until(lambda: bool(here.vllm.running))
+            assert (await here.post("/abort_request", **body)).status_code == 200
+            await here.post("/continue_generation")
+            answer = (await asked).json()
+            assert answer["meta_info"]["finish_reason"]["type"] == "abort"
+            assert answer["output_ids"] == REPLY[: len(answer["output_ids"])]
+            assert here.vllm.aborted == {"generate-tokens-one-1"}
+
+    asyncio.run(run())
+
+
+def test_whole_weights_change_between_two_tokens(tmp_path: Path) -> None:
+    async def run() -> None:
+        folder = tmp_path / "weights"
+        folder.mkdir()
+        for name in ("config.json", "model.safetensors"):
+            (folder / name).touch()
+        async with served(tmp_path) as here:
+            tokens = 0
+            third = asyncio.Event()
+
+            def at_the_third() -> None:
+                nonlocal tokens
+                tokens += 1
+                if tokens == 4:
+                    here.vllm.open.clear()
+                    third.set()
+
+            here.vllm.step = at_the_third
+            reply = asyncio.create_task(chunks(here.url))
+            await third.wait()
+            await here.post("/pause_generation", mode="retract")
+            update = {"model_path": str(folder), "flush_cache": True, "weight_version": "2"}
+            assert (await here.post("/update_weights_from_disk", **update)).status_code == 200
+            await here.post("/continue_generation")
+            spans = [(span.version, span.start, span.end) for span in (await reply)[-1].versions]
+            assert spans == [("default", 0, 3), ("2", 3, len(REPLY))]
+            assert (await here.http.get("/model_info")).json()["weight_version"] == "2"
+            flush = ("/reset_prefix_cache?reset_running_requests=true", None)
+            assert here.vllm.told == [
+                ("/pause?mode=keep&clear_cache=false", None),
+                flush,
+                ("/collective_rpc", {"method": "load_folder", "kwargs": {"path": str(folder)}}),
+                flush,
+                ("/update_weight_version", {"new_version": "2"}),
+                ("/resume", None),
+            ]
+            wrong = await here.post("/update_weights_from_disk", **(update | {"model_path": "/nowhere"}))
+            assert (wrong.status_code, "/nowhere is not a Hugging Face folder" in wrong.text) == (400, True)
+
+    asyncio.run(run())
+
+
+def test_a_request_keeps_the_adapter_that_it_began_with(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with served(tmp_path, adapters=True) as here:
+            first = (await chunks(here.url))[-1]
+            assert (first.weight_version, here.vllm.requests[-1]["model"]) == ("default", BASE), (
+                "zeros, never no adapter"
+            )
+            assert (await here.load(OLDER)).status_code == 200
+            assert (await here.load(OLDER)).status_code == 400
+            await here.post("/update_weight_version", new_version="1")
+            here.vllm.open.clear()
+            running = asyncio.create_task(chunks(here.url))
+            await here.vllm.until(lambda: bool(here.vllm.running))
+            await here.load(NEWEST)
+            offered = here.vllm.requests[-1]["model"]
+            refused = await here.post("/unload_lora_adapter", lora_name=OLDER)
+            assert (offered, refused.status_code, "requests use it" in refused.text) == (OLDER, 400, True)
+            await here.post("/update_weight_version", new_version="2")
+            here.vllm.open.set()
+            versions = {(chunk.weight_version, *(span.version for span in chunk.versions)) for chunk in await running}
+            assert versions == {("1",), ("1", "1")}
+            ours = (await here.post("/generate", input_ids=[5, 6])).json()["meta_info"]
+            assert (ours["weight_version"], ours["adapter_sha256"]) == ("2", f"sha of {NEWEST}")
+            base = (await here.post("/generate", input_ids=[5, 6], lora_path=BASE)).json()["meta_info"]
+            assert (base["weight_version"], here.vllm.requests[-1]["model"]) == (BASE, BASE)
+            assert (await here.post("/generate", input_ids=[5], lora_path="other")).status_code == 400
+            files = tmp_path / OLDER
+            assert json.loads((files / "adapter_config.json").read_text()) == {"r": 1}
+            assert (files / "adapter_model.safetensors").read_bytes() == b"tensors"
+            assert (await here.post("/unload_lora_adapter", lora_name=OLDER)).status_code == 200
+            assert not files.exists()
+            gone = await here.post("/unload_lora_adapter", lora_name=OLDER)
+            assert (gone.status_code, "does not exist" in gone.text) == (400, True)
+            models = (await here.http.get("/v1/models")).json()["data"]
+            assert [model["id"] for model in models] == ["policy", NEWEST]
+
+    asyncio.run(run())
+
+
+def test_a_server_that_starts_held_answers_once_it_is_told(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with served(tmp_path, adapters=True, hold=True) as here:
+            asked = asyncio.create_task(chunks(here.url))
+            await here.load(NEWEST)
+            await here.post("/update_weight_version", new_version="2")
+            assert not here.vllm.requests
+            await here.post("/continue_generation")
+            assert {chunk.weight_version for chunk in await asked} == {"2"}
+
+    asyncio.run(run())
