@@ -1,4 +1,4 @@
 #!/usr/bin/env bash
-# A name of other guides: there is no training on Tinker yet. It says so, and what trains on GPUs of your own.
+# Learns from conversations with a model that a service of the Tinker interface trains and samples; --help lists the options.
 source "$(dirname "${BASH_SOURCE[0]}")/scripts/launch.sh"
-not_here "no run can train on Tinker yet, and nothing was sent" openclaw-combine/run_qwen3_4b_openclaw_combine.sh "$@"
+program "$openclaw_root/openclaw-tinker/run.py" "$@"

@@ -15,7 +15,7 @@ import os
 import signal
 import sys
 import time
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,10 +27,11 @@ from student import STUDENT, Student
 from groundwork.start_timeline import DEMO, Beginning, StartWatch, Step
 from lab.tiny_demo import live, resume
 from lab.tiny_demo import report as reports
-from lab.tiny_demo.launched import DECIDED, ENDLESS, LaunchedRun, RunFailed, Settings
+from lab.tiny_demo.launched import DECIDED, ENDLESS, TINKER, LaunchedRun, RunFailed, Settings
 from lab.tiny_demo.options import parse
 from lab.tiny_demo.planned import refuse_bad_plan
 from lab.tiny_demo.progress import Watch
+from lab.tiny_demo.service import ADDRESS, OwnService
 from lab.tiny_models.build import BuildError, ensure_built
 from lab.tiny_models.cache import is_built, model_path
 from lab.tiny_models.tastes import taste_named
@@ -49,6 +50,12 @@ READY_LIMIT = 24
 STUCK_SECONDS = 240.0
 LIKES = "an update comes after every few complaints"
 STARTS_IN = {"cpu": "in about a minute", "cuda": "in minutes the first time, because kernels are compiled"}
+STARTS_IN |= {"tinker": "in half a minute, because the service has the engines"}
+WHERE = {
+    "cpu": "on this machine's CPU",
+    "cuda": "on this machine's GPU",
+    "tinker": "at a service of the Tinker interface",
+}
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -129,6 +136,17 @@ def settings_of(options: argparse.Namespace) -> Settings:
     )
 
 
+def service_of(options: argparse.Namespace, model: Path) -> AbstractContextManager[object]:
+    """Return the service of ``--device tinker``, unless the environment names one: our own server."""
+    if options.device != TINKER or os.environ.get(ADDRESS):
+        return nullcontext()
+    tell(
+        options.console,
+        f"starts   a service of the Tinker interface, in a minute (log: {options.run_dir}/service/service.log)",
+    )
+    return OwnService(model, options.run_dir / "service")
+
+
 def prepare(options: argparse.Namespace) -> Path:
     """Return the folder of the tiny model, built if it is missing, after looking at what could fail behind its minutes.
 
@@ -142,9 +160,7 @@ def prepare(options: argparse.Namespace) -> Path:
     refuse_bad_plan(settings_of(options), options.own_flags)
     LaunchedRun(settings_of(options)).check_port()
     what = "learns from you" if options.live else f"{options.updates} updates"
-    options.console.rule(
-        f"openclaw-{options.title}: {what}, on this machine's {'GPU' if options.device == 'cuda' else 'CPU'}"
-    )
+    options.console.rule(f"openclaw-{options.title}: {what}, {WHERE[options.device]}")
     for number in STOP_SIGNALS:
         signal.signal(number, signal.default_int_handler)
     return ensure_built(console=options.console)
@@ -323,7 +339,8 @@ def main() -> int:
         beginning.mark(DEMO, Step.MODEL_FOUND)
         if options.live:
             live.become(settings_of(options), options, beginning)
-        asyncio.run(interruptible(options, model, started, beginning))
+        with service_of(options, model):
+            asyncio.run(interruptible(options, model, started, beginning))
     except (asyncio.CancelledError, KeyboardInterrupt):
         print("\nstopped", file=sys.stderr)
         if options.keep_serving and options.reported:

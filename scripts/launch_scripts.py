@@ -281,6 +281,8 @@ def demo_scripts() -> Iterator[Script]:
     """Yield the scripts that learn on a CPU."""
     for method in ("rl", "opd", "combine", "hybrid", "sdpo", "oel", "personal"):
         yield Script(f"openclaw-{method}/run_tiny_cpu.sh", DEMO, f"demo --method {method}")
+    service = f"The same at a service of the Tinker interface, which is a server of ours on this machine. {OPTIONS}"
+    yield Script("openclaw-tinker/run_tiny_cpu.sh", service, "demo --method combine --device tinker")
     hybrid = f"Hybrid: {DEMO[0].lower()}{DEMO[1:]}"
     yield Script("openclaw-combine/run_tiny_cpu_hybrid.sh", hybrid, "demo --method hybrid")
     for harness, name in (("mini-swe-agent", "mini-swe-agent"), ("openclaw", "OpenClaw"), ("opencode", "opencode")):
@@ -327,12 +329,16 @@ def scripts() -> Iterator[Script]:
     )
 
     for folder in ("", "openclaw-combine/"):
-        for cloud in ("Tinker", "Fireworks"):
-            yield Script(
-                f"{folder}deploy_to_{cloud.lower()}.sh",
-                f"A name of other guides: there is no training on {cloud} yet. It says so, and what trains on GPUs of your own.",
-                f'not_here "no run can train on {cloud} yet, and nothing was sent" {INSTEAD_OF_CLOUDS}',
-            )
+        yield Script(
+            f"{folder}deploy_to_tinker.sh",
+            "Learns from conversations with a model that a service of the Tinker interface trains and samples; --help lists the options.",
+            'program "$openclaw_root/openclaw-tinker/run.py"',
+        )
+        yield Script(
+            f"{folder}deploy_to_fireworks.sh",
+            "A name of other guides: there is no training on Fireworks yet. It says so, and what trains on GPUs of your own.",
+            f'not_here "no run can train on Fireworks yet, and nothing was sent" {INSTEAD_OF_CLOUDS}',
+        )
 
 
 def files() -> dict[Path, str]:

@@ -43,7 +43,8 @@ DECIDED = {
     if declared.field in (*OF_OPTIONS, *OF_DEMO, "host", "port")
     for name in declared.names
 }
-PROFILE_OF = {"cpu": "tiny_cpu", "cuda": "tiny_gpu"}
+TINKER = "tinker"
+PROFILE_OF = {"cpu": "tiny_cpu", "cuda": "tiny_gpu", TINKER: "tiny_tinker"}
 # Updates of a run that learns until it is stopped.
 ENDLESS = 1_000_000
 
@@ -85,7 +86,8 @@ class Settings:
     @property
     def launcher_words(self) -> list[str]:
         """The launcher's arguments."""
-        return ["--profile", self.profile, "--method", self.method, *self.extra]
+        named = ["--tinker-model", MODEL_NAME] if self.device == TINKER and "--tinker-model" not in self.extra else []
+        return ["--profile", self.profile, "--method", self.method, *named, *self.extra]
 
     @property
     def command(self) -> list[str]:

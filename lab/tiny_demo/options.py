@@ -17,7 +17,7 @@ from groundwork.command_line import CommandLine, new_output_file, port_number
 from groundwork.exceptions import ConfigError
 from groundwork.machine import cuda_facts, torch_build
 from lab.tiny_demo import live, resume
-from lab.tiny_demo.launched import OF_DEMO, REPOSITORY
+from lab.tiny_demo.launched import OF_DEMO, REPOSITORY, TINKER
 from lab.tiny_models.cache import model_path
 from lab.tiny_models.tastes import TASTES
 from openclaw.config.runtime_variables import RuntimeVariables
@@ -99,7 +99,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         "--device",
         choices=resume.DEVICES,
         default=device_here(),
-        help="what trains, serves and judges: the CPU, or one GPU (default: the GPU if there is one and the environment is for it; "
+        help="what trains, serves and judges: the CPU, one GPU, or a service of the Tinker interface (default: the GPU if there is one and the environment is for it; "
         "here: %(default)s)",
     )
     parser.add_argument(
@@ -175,6 +175,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     options.run_dir = (options.run_dir or REPOSITORY / "runs" / folder).absolute()
     if options.live and (wrong := live.unused(parser, options)):
         parser.error(wrong)
+    if options.live and options.device == TINKER and not os.environ.get("TINKER_BASE_URL"):
+        parser.error("--live --device tinker needs a service that runs; type: openclaw-rl tinker --help")
     if wrong := resume.problem(options, state):
         parser.error(wrong)
     options.state = state or resume.State(resume.options_of(options))

@@ -23,7 +23,7 @@ from groundwork.command_line import nearest_path
 from openclaw.launch.report import STARTED_AS
 from openclaw.runtime.where import CHECKPOINTS_NAME, find_ledger, own_command, shown_path
 
-DEVICES = ("cpu", "cuda")
+DEVICES = ("cpu", "cuda", "tinker")
 STATE_NAME = "demo.json"
 OPTIONS = ("device", "updates", "seed", "client", "taste", "sessions", "max_turns", "heldout", "launcher_arguments")
 """What a resumed demo takes over from its first part, unless the command line says otherwise."""

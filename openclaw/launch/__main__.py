@@ -20,7 +20,7 @@ from groundwork.command_line import CommandLine, as_list
 from groundwork.exceptions import ConfigError
 from groundwork.start_timeline import LAUNCHER, Beginning, Step
 from openclaw.exceptions import OpenClawError
-from openclaw.launch.guides import words_of_texts
+from openclaw.launch.guides import OF_SERVICE, words_of_texts
 from openclaw.launch.logs import add_log_options, check_log_options, take_in_logs
 from openclaw.launch.machine import check_gpus, device_warnings, machine_problems, missing_rows, port_of_run
 from openclaw.launch.method_check import plan_problems, teacher_line
@@ -246,7 +246,8 @@ def show_and_check(plan: Plan, options: argparse.Namespace, found: FoundMethod |
         print(describe(plan))
     if teacher:
         print(teacher, flush=True)
-    for warning in name_warnings(os.environ, found):
+    unread = {name: value for name, value in os.environ.items() if not plan.profile.service or name not in OF_SERVICE}
+    for warning in name_warnings(unread, found):
         print(f"warning: {warning}", flush=True)
     if options.dry_run:
         for problem in missing:

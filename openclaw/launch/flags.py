@@ -23,6 +23,7 @@ from openclaw.launch.profiles import Profile
 from openclaw.launch.task import TaskConfig, head_address
 from slime.arguments.cluster import ADDRESS_VARIABLE, named_cluster
 from slime.arguments.model_shape import shape_flags
+from slime.arguments.placement import RENTED
 
 DEFAULT_VOTES = 1
 DUAL_CLIP = 3.0
@@ -163,12 +164,14 @@ def flag_sections(inputs: FlagInputs) -> dict[str, tuple[str, ...]]:
             *("--weight-decay", v["weight_decay"], "--adam-beta1", 0.9, "--adam-beta2", 0.98),
             *("--clip-grad", v["clip_grad_norm"], "--seed", v["seed"]),
         ],
-        "PERF_ARGS": [
+        "PERF_ARGS": []
+        if inputs.profile.service
+        else [
             *("--use-dynamic-batch-size", "--max-tokens-per-gpu", v["max_tokens_per_gpu"]),
             *("--log-probs-chunk-size", 1024),
             *(_recompute_flags(inputs.extra) if v["gradient_checkpointing"] else []),
         ],
-        "LORA_ARGS": _lora_flags(v) if v["use_lora"] else [],
+        "LORA_ARGS": _lora_flags(inputs) if v["use_lora"] else [],
         "WANDB_ARGS": ["--use-wandb", "--wandb-project", v["wandb_project"], "--wandb-group", inputs.name]
         if v["use_wandb"]
         else [],
@@ -188,7 +191,7 @@ def _method_sections(inputs: FlagInputs) -> dict[str, Sequence[object]]:
     return {
         "ROLLOUT_ARGS": _rollout_flags(inputs),
         "METHOD_ARGS": _method_flags(inputs),
-        "SGLANG_ARGS": _engine_flags(inputs, runtime.context_length),
+        "SGLANG_ARGS": [] if inputs.profile.service else _engine_flags(inputs, runtime.context_length),
         "PRM_ARGS": _judge_flags(inputs) if own.asks_judge and not runtime.judged_elsewhere else [],
     }
 
@@ -273,6 +276,8 @@ def _by_flag(words: Sequence[str]) -> dict[str, list[str]]:
 
 def _placement_flags(inputs: FlagInputs) -> Words:
     v, nodes = inputs.values, inputs.nodes
+    if inputs.profile.service:
+        return ["--device", inputs.profile.device, "--train-backend", RENTED]
     trains, rollout = nodes, nodes * inputs.counts["rollout"]
     address = f"{v['master_addr']}:{v['master_port']}"
     if isinstance(inputs.own, TaskConfig):
@@ -336,11 +341,15 @@ def _engine_flags(inputs: FlagInputs, context: int | None) -> Words:
 
 def _method_flags(inputs: FlagInputs) -> Words:
     v, kl, (own, runtime) = inputs.values, inputs.values["kl_loss_coef"], live_of(inputs)
+    estimator = ["--kl-loss-type", "k3"]
+    if inputs.profile.service:
+        estimator = ["--kl-loss-type", "k1", "--use-unbiased-kl"]
     return [
         *own.launch_flags(),
-        *("--eps-clip", v["ppo_clip_ratio"], "--eps-clip-c", DUAL_CLIP, "--opd-teacher", runtime.opd_teacher),
+        *("--eps-clip", v["ppo_clip_ratio"], "--opd-teacher", runtime.opd_teacher),
+        *([] if inputs.profile.service else ["--eps-clip-c", DUAL_CLIP]),
         *([] if OWN_PASS.intersection(inputs.extra) else ["--use-rollout-logprobs"]),
-        *(["--use-kl-loss", "--kl-loss-coef", kl, "--kl-loss-type", "k3"] if kl else []),
+        *(["--use-kl-loss", "--kl-loss-coef", kl, *estimator] if kl else []),
         *_fuse_flags(inputs),
         *(["--before-push-path", GATE_PATH] if v["gate"] and own.rollout_function else []),
         *(["--canary-engine"] if runtime.gate_canary is not None else []),
@@ -350,14 +359,20 @@ def _method_flags(inputs: FlagInputs) -> Words:
 def _judge_flags(inputs: FlagInputs) -> Words:
     v, (_, runtime) = inputs.values, live_of(inputs)
     gpus = inputs.nodes * inputs.counts["prm"]
+    engines = [
+        *("--prm-num-gpus", gpus, "--prm-num-gpus-per-engine", v["prm_tp"]),
+        *("--prm-model-path", v["prm_model_path"] or v["hf_ckpt"]),
+    ]
     return [
-        *("--prm-enable", "--prm-num-gpus", gpus, "--prm-num-gpus-per-engine", v["prm_tp"]),
-        *("--prm-model-path", v["prm_model_path"] or v["hf_ckpt"], "--prm-m", runtime.prm_m or DEFAULT_VOTES),
+        *("--prm-enable", *([] if inputs.profile.service else engines), "--prm-m", runtime.prm_m or DEFAULT_VOTES),
         *("--prm-temperature", runtime.prm_temperature, "--prm-max-new-tokens", runtime.prm_max_new_tokens),
     ]
 
 
-def _lora_flags(values: Mapping[str, Value]) -> Words:
+def _lora_flags(inputs: FlagInputs) -> Words:
+    values = inputs.values
+    if inputs.profile.service:
+        return ["--use-lora", "--lora-rank", values["lora_rank"]]
     return [
         *("--use-lora", "--lora-rank", values["lora_rank"], "--lora-alpha", values["lora_alpha"]),
         *("--lora-dropout", values["lora_dropout"]),

@@ -272,16 +272,16 @@ def missing_rows(plan: Plan) -> list[str]:
 
 def _models(plan: Plan) -> Iterator[str]:
     """Yield a line for each folder that is not a model; a missing folder is a problem of the flags."""
-    args = plan.args
-    paths = {"HF_CKPT": args.hf_checkpoint, "REF_LOAD": args.ref_load if args.kl_loss_coef else None}
-    if isinstance(plan.own, TaskConfig) or plan.own.asks_judge:
+    args, service = plan.args, plan.profile.service
+    paths = {"HF_CKPT": args.hf_checkpoint, "REF_LOAD": args.ref_load if args.kl_loss_coef and not service else None}
+    if (isinstance(plan.own, TaskConfig) or plan.own.asks_judge) and not service:
         paths["PRM_MODEL_PATH"] = args.prm_model_path
     seen: set[str] = set()
     for variable, path in paths.items():
         if not path or path in seen or not Path(path).exists():
             continue
         seen.add(path)
-        if why := broken_model(Path(path), tokenizer=variable != "REF_LOAD"):
+        if why := broken_model(Path(path), tokenizer=variable != "REF_LOAD", weights=not service):
             source = plan.variables[variable.lower()].source
             yield f"{source if source in os.environ else variable}={path} is not a model: {why}"
 

@@ -24,6 +24,7 @@ class Profile:
         gpu_memory_gb: GiB of one GPU, for the memory budget on a machine without GPUs.
         tuned_as: profile whose defaults of a method hold here, because the model is the same; default: this one.
         judges: whether it has room for a judge engine.
+        service: whether a service trains and samples, so that the run needs no GPU.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Profile:
     gpu_memory_gb: float | None = None
     tuned_as: str | None = None
     judges: bool = True
+    service: bool = False
 
     def of_method(self, defaults: Mapping[str, Mapping[str, Value]]) -> Mapping[str, Value]:
         """Return what a method's ``profile_defaults`` say about this profile."""
@@ -151,6 +153,29 @@ TINY_GPU = replace(
     tuned_as=TINY_CPU.name,
 )
 
-_ALL = (GPU8, GPU8_FP8, GPU4_LORA, GPU1_24GB, GPU1_16GB, GPU1_12GB, TINY_CPU, TINY_GPU)
+# A tenth of the rate of the adapter. The rank is what programs of the Tinker interface take.
+TINKER = Profile(
+    "tinker",
+    "cpu",
+    variables={
+        **{"NUM_GPUS": 1, "ACTOR_GPUS": "0", "ROLLOUT_GPUS": "0", "PRM_GPUS": "0", "TP": 1, "PRM_TP": 1},
+        **{"USE_LORA": True, "LORA_RANK": 32, "LEARNING_RATE": 1e-5, "WEIGHT_DECAY": 0.0, "BATCH_SIZE": 4},
+        **{"SAVE_INTERVAL": 20, "NUM_ROLLOUT": 1000, "MAX_WEIGHT_STALENESS": 32},
+    },
+    runtime={"OPENCLAW_JUDGE_GRAMMAR": "0", "OPENCLAW_TEMPERATURE": "1.0"},
+    service=True,
+)
+
+# The tiny model at a service, which is a server on this machine.
+TINY_TINKER = replace(
+    TINY_CPU,
+    name="tiny_tinker",
+    variables={**TINKER.variables, "LORA_RANK": 16, "SAVE_INTERVAL": 4, "NUM_ROLLOUT": 16, "MAX_RESPONSE_LENGTH": 160},
+    runtime={**TINY_CPU.runtime, **TINKER.runtime},
+    tuned_as=TINY_CPU.name,
+    service=True,
+)
+
+_ALL = (TINKER, TINY_TINKER, GPU8, GPU8_FP8, GPU4_LORA, GPU1_24GB, GPU1_16GB, GPU1_12GB, TINY_CPU, TINY_GPU)
 PROFILES: dict[str, Profile] = {profile.name: profile for profile in _ALL}
 DEFAULT_PROFILE, LORA_PROFILE = GPU8.name, GPU4_LORA.name

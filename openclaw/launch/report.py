@@ -17,6 +17,7 @@ from openclaw.launch.task import TaskConfig
 from openclaw.runtime.where import api_url, inspect_command, own_command
 from slime.arguments.placement import describe_placement, start_lines
 from slime.arguments.process_environment import environment_lines
+from slime.arguments.tinker import ADDRESS, KEY
 from slime.tracking.redact import without_secrets
 
 SHORT = ("body_bytes", "requests_under_way", "context_tokens")
@@ -40,7 +41,7 @@ def shown_value(row: Row) -> str:
     return "none" if row.value is None else f"{row.value:.15g}"
 
 
-TRACKER_SECRETS = ("WANDB_API_KEY", "WANDB_KEY", "HF_TOKEN")
+TRACKER_SECRETS = ("WANDB_API_KEY", "WANDB_KEY", "HF_TOKEN", KEY)
 STARTED_AS = "LAUNCHED_AS"
 """The variable in which scripts/launch.sh gives the command line of the script."""
 PRECEDENCE = "precedence: flag > variable > --config file > profile > method or task > default"
@@ -186,7 +187,12 @@ def process_lines(plan: Plan) -> Iterator[str]:
 
 
 def summary_lines(plan: Plan) -> Iterator[str]:
-    """Yield one line per role: its GPUs as a range."""
+    """Yield one line per role: its GPUs as a range; or which service trains, samples and judges, and what it gets."""
+    if plan.profile.service:
+        address = plan.environment.get(ADDRESS) or "the usual address of the package tinker"
+        yield f"  service  {address}, model {plan.args.tinker_model}"
+        yield "  gets     prompts, replies, judge's questions and training data, as token ids; the ledger and keys stay here"
+        return
     ids = list(plan.gpu_ids or range(plan.gpus_needed))
     start = 0
     for role, count in plan.roles:
@@ -205,7 +211,8 @@ def start_and_memory_lines(plan: Plan) -> Iterator[str]:
         placement = describe_placement(plan.args)
     except ConfigError:
         return
-    yield from ("", "start order:", *(f"  {line}" for line in start_lines(placement)))
+    if lines := start_lines(placement):
+        yield from ("", "start order:", *(f"  {line}" for line in lines))
     if plan.budget.lines:
         yield from ("", *plan.budget.lines)
     yield from warning_lines(plan)

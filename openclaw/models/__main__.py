@@ -14,13 +14,24 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from groundwork.command_line import CommandLine
 from openclaw.exceptions import OpenClawError
-from openclaw.models.places import COMMAND, KNOWN, USUAL, hub_name, missing_files, place_of, shown
+from openclaw.models.places import (
+    COMMAND,
+    KNOWN,
+    USUAL,
+    WEIGHTS,
+    hub_name,
+    missing_files,
+    place_of,
+    shown,
+    tokenizer_of,
+)
 
 if TYPE_CHECKING:
     import httpx
@@ -58,6 +69,16 @@ class Listing:
     licence: str
     sizes: dict[str, int]
     digests: dict[str, str] = field(default_factory=dict)
+
+    def without_weights(self) -> Listing:
+        """Return the tokenizer and the configuration alone."""
+        kept = {name: size for name, size in self.sizes.items() if not any(fnmatch(name, each) for each in WEIGHTS)}
+        return replace(self, sizes={name: size for name, size in kept.items() if not name.endswith(".index.json")})
+
+    @property
+    def has_weights(self) -> bool:
+        """Return whether the files include the weights."""
+        return any(fnmatch(name, each) for name in self.sizes for each in WEIGHTS)
 
     @property
     def total(self) -> int:
@@ -127,7 +148,7 @@ def fetch(listing: Listing, folder: Path, endpoint: str, say: Callable[[str], No
         if here:
             say(f"continuing: {gigabytes(listing.total - here)} of {gigabytes(listing.total)} are left")
         _download(listing, partial, endpoint, here)
-        if missing := missing_files(partial):
+        if listing.has_weights and (missing := missing_files(partial)):
             raise FetchError(f"{listing.hub} has no {', '.join(missing)} on the hub; choose another model")
         partial.rename(folder)
     except OSError as error:
@@ -239,6 +260,11 @@ def build_parser() -> CommandLine:
     )
     parser.add_argument("name", nargs="?", help=f"{USUAL}, or OWNER/NAME of any model on the hub")
     parser.add_argument("--folder", type=Path, metavar="F", help="where to put it (default: models/NAME)")
+    parser.add_argument(
+        "--tokenizer",
+        action="store_true",
+        help="the tokenizer and the configuration alone, for a model that a service has (default folder: models/tokenizers/NAME)",
+    )
     return parser
 
 
@@ -252,14 +278,14 @@ def list_models() -> None:
     print(f"\ndownload one: {COMMAND} {USUAL}")
 
 
-def get(name: str, folder: Path) -> None:
-    """Download a model, unless its folder is there.
+def get(name: str, folder: Path, *, tokenizer: bool = False) -> None:
+    """Download a model, or its ``tokenizer`` alone, unless its folder is there.
 
     Raises:
         FetchError: it cannot be downloaded, or the folder holds something else.
     """
     if folder.exists():
-        if missing := missing_files(folder) if folder.is_dir() else [folder.name]:
+        if missing := _missing(folder, tokenizer=tokenizer) if folder.is_dir() else [folder.name]:
             raise FetchError(
                 f"{shown(folder)} exists but lacks {', '.join(missing)}; move it away and repeat the command"
             )
@@ -267,11 +293,19 @@ def get(name: str, folder: Path) -> None:
         return
     endpoint = endpoint_of()
     listing = read_listing(hub_name(name), endpoint)
+    if tokenizer:
+        listing = listing.without_weights()
     print(f"{listing.hub}: {gigabytes(listing.total)}, licence {listing.licence}, to {shown(folder)}", flush=True)
     fetch(listing, folder, endpoint)
     print(f"{shown(folder)} is complete")
-    if folder != place_of(name):
+    if folder != place_of(name) and not tokenizer:
         print(f"the launch scripts use it with: export HF_CKPT={shlex.quote(str(folder))}")
+
+
+def _missing(folder: Path, *, tokenizer: bool) -> list[str]:
+    if not tokenizer:
+        return missing_files(folder)
+    return [name for name in ("config.json",) if not (folder / name).is_file()]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -280,9 +314,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.name is None:
         list_models()
         return 0
-    folder = (options.folder or place_of(options.name)).expanduser().absolute()
+    usual = tokenizer_of if options.tokenizer else place_of
+    folder = (options.folder or usual(options.name)).expanduser().absolute()
     try:
-        get(options.name, folder)
+        get(options.name, folder, tokenizer=options.tokenizer)
     except FetchError as error:
         print(f"{COMMAND}: {error}", file=sys.stderr)
         return 2

@@ -73,6 +73,11 @@ def place_of(name: str) -> Path:
     return FOLDER / hub_name(name).partition("/")[2]
 
 
+def tokenizer_of(name: str) -> Path:
+    """Return the folder for a model's tokenizer and configuration alone, where a service has the weights."""
+    return FOLDER / "tokenizers" / hub_name(name).partition("/")[2]
+
+
 def shown(path: Path) -> str:
     """Return a path relative to the repository if it lies there."""
     return str(path.relative_to(REPOSITORY)) if path.is_relative_to(REPOSITORY) else str(path)
@@ -95,12 +100,13 @@ def download_command(path: str | Path, usual: str = USUAL) -> str:
     return f"{COMMAND} {name}" if folder == place_of(name) else f"{COMMAND} {name} --folder {there}"
 
 
-def broken_model(folder: Path, *, tokenizer: bool = True) -> str | None:
+def broken_model(folder: Path, *, tokenizer: bool = True, weights: bool = True) -> str | None:
     """Return why an existing path is not a model that can be loaded, in one line; None if it looks like one.
 
     Args:
         folder: the path.
         tokenizer: whether the tokenizer must be in it.
+        weights: whether the weights must be in it.
     """
     if not folder.is_dir():
         return "it is a file; name its folder"
@@ -120,7 +126,7 @@ def broken_model(folder: Path, *, tokenizer: bool = True) -> str | None:
     if "auto_map" not in values and (near := _unknown_type(values["model_type"])) is not None:
         return f"its config.json has the unknown model_type {values['model_type']!r}{near}; name another model"
     try:
-        missing = missing_files(folder)
+        missing = missing_files(folder) if weights else []
     except (ValueError, KeyError, TypeError, AttributeError, OSError):
         return f"its {INDEX} cannot be read; fetch it again"
     if missing:

@@ -129,6 +129,10 @@ REASONS: Mapping[str, Reason] = {
         "Its weights were more updates old than allowed.",
         "Raise MAX_WEIGHT_STALENESS, or train such samples with --stale-samples correct.",
     ),
+    "no_datum": Reason(
+        "The service that trains cannot take the sample: it is too long, has pictures, or lacks log-probabilities.",
+        "driver.log says which; lower CONTEXT_LENGTH if it is too long.",
+    ),
     "rescored": Reason("The scores of this turn of a log were too old, so it was scored again.", NOTHING),
     "fuse": Reason(
         "A fuse held back the step that would have used it.", "openclaw-rl resume RUN, once the cause is mended."

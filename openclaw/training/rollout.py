@@ -42,6 +42,7 @@ from openclaw.training.live import LiveRollout
 from openclaw.training.live_arguments import check_arguments
 from openclaw.training.pace import Due, Pace, PaceSettings
 from slime.args import Arguments
+from slime.arguments.placement import is_rented
 from slime.exceptions import DataUsedError
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
 from slime.rollout.before_push import Decision
@@ -57,6 +58,7 @@ logger = logging.getLogger(__name__)
 PROGRESS_SECONDS = 10.0
 POLL_SECONDS = 0.2
 LEDGER_PAUSE_SECONDS = 2.0
+NO_DATUM = "no_datum"
 T = TypeVar("T")
 
 
@@ -376,7 +378,9 @@ def collect(
             until_available(partial(ledger.samples.drop, sample_id, STALE, rollout_id), source.stopped)
         stale = sum(map(len, old))
         dropped += stale
-        blind = 0 if stale else drop_blind(source, rollouts, rollout_id)
+        blind = (
+            0 if stale else drop_blind(source, rollouts, rollout_id) or drop_unfit(args, source, rollouts, rollout_id)
+        )
         if rescored:
             logger.info("rollout %d: the scores of %d samples of logs are renewed", rollout_id, rescored)
         if not stale and not blind and len(rollouts) == due.count:  # fewer if a session was deleted meanwhile
@@ -395,6 +399,24 @@ def drop_blind(source: LedgerDataSource, rollouts: list[list[Sample]], rollout_i
         drop = partial(source.ledger.samples.drop, first.metadata["ledger_id"], NO_PICTURE, rollout_id)
         until_available(drop, source.stopped)
     return len(blind)
+
+
+def drop_unfit(args: Arguments, source: LedgerDataSource, rollouts: list[list[Sample]], rollout_id: int) -> int:
+    """Drop the rollouts of which a service of ``--train-backend tinker`` cannot train a sample, and return their number."""
+    if not is_rented(args):
+        return 0
+    from slime.backends.tinker_utils.datums import why_none
+
+    reasons = [
+        next(filter(None, (why_none(sample, args.rollout_max_context_len) for sample in pieces)), None)
+        for pieces in rollouts
+    ]
+    unfit = [(pieces[0], why) for pieces, why in zip(rollouts, reasons, strict=True) if why is not None]
+    for first, why in unfit:
+        logger.warning("rollout %d: a sample is not trained: %s", rollout_id, why)
+        drop = partial(source.ledger.samples.drop, first.metadata["ledger_id"], NO_DATUM, rollout_id)
+        until_available(drop, source.stopped)
+    return len(unfit)
 
 
 def fresh_scores(

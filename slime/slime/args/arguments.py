@@ -192,7 +192,7 @@ class Arguments(FlatArguments):
     prm_max_new_tokens: int = 2048
     prm_router_ip: str | None = None
     prm_router_port: int | None = None
-    train_backend: Literal["fsdp", "megatron"] = DERIVED
+    train_backend: Literal["fsdp", "megatron", "tinker"] = DERIVED
     train_dtype: Literal["float32", "bfloat16"] = DERIVED
     attn_implementation: Literal[
         "sdpa", "eager", "cudnn", "varlen", "auto", "flash_attention_2", "flash_attention_4"
@@ -300,6 +300,12 @@ class Arguments(FlatArguments):
     custom_megatron_init_path: str | None = None
     custom_megatron_before_log_prob_hook_path: str | None = None
     custom_megatron_before_train_step_hook_path: str | None = None
+    tinker_model: str | None = None
+    tinker_judge_model: str | None = None
+    tinker_epochs: int = 1
+    tinker_start: str | None = None
+    tinker_loss: Literal["ppo", "importance_sampling", "cispo"] = "ppo"
+    tinker_prices: str | None = None
     use_tensorboard: bool = False
     tensorboard_dir: str | None = None
     tb_project_name: str | None = None

@@ -12,6 +12,7 @@ from groundwork.machine import CudaFacts, cuda_facts, usable_cores, with_program
 from slime.args import Arguments
 from slime.arguments.algorithm import critic_gpus
 from slime.arguments.option import Group, Option, flag_of, json_object
+from slime.arguments.placement import is_rented
 
 ADDRESS_VARIABLE = "RAY_ADDRESS"
 TOKEN_VARIABLE = "RAY_AUTH_TOKEN"
@@ -287,7 +288,7 @@ def check_roles(args: Arguments) -> list[str]:
     """Return the problems, one line each."""
     problems = check_machines(args)
     actor = args.actor_num_nodes * args.actor_num_gpus_per_node
-    if actor < 1:
+    if actor < 1 and not is_rented(args):
         problems.append("--actor-num-nodes and --actor-num-gpus-per-node must be 1 or more")
     if args.actor_num_gpus_per_node > args.num_gpus_per_node:
         problems.append(

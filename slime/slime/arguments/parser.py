@@ -34,6 +34,7 @@ from slime.arguments.refused import (
 )
 from slime.arguments.rollout import DATA, ENVIRONMENTS, EVALUATION, JUDGE, ROLLOUT
 from slime.arguments.sglang_flags import add_sglang_arguments
+from slime.arguments.tinker import TINKER
 from slime.arguments.torchrun import refuse_many_starts
 from slime.arguments.tracking import DEBUG, MEMORY_HISTORY, TRACKING
 from slime.arguments.trainer import LORA, OPTIMIZER, TRAINER, WEIGHT_SYNC
@@ -60,6 +61,7 @@ GROUPS = (
     GATE,
     MODEL_SHAPE,
     MEGATRON,
+    TINKER,
     TRACKING,
     DEBUG,
     MEMORY_HISTORY,

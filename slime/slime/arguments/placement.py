@@ -25,6 +25,13 @@ GpuId = int | str
 """A GPU as in ``CUDA_VISIBLE_DEVICES``: its number on a machine, or ``GPU-`` and a UUID."""
 STAGES = ("pp_size", "pipeline_parallel_size")
 """Both names of SGLang's flag for pipeline stages."""
+RENTED = "tinker"
+"""The training back end that is a service, which samples, too."""
+
+
+def is_rented(args: Arguments) -> bool:
+    """Return whether a service trains and samples, so that this machine needs no GPU."""
+    return args.train_backend == RENTED
 
 
 @dataclass(frozen=True)
@@ -104,7 +111,9 @@ class Placement:
 
 def describe_placement(args: Arguments) -> Placement:
     """Return the placement of a run, or raise :class:`ConfigError` with the flag to change."""
-    actor_count = 0 if args.debug_rollout_only else args.actor_num_nodes * args.actor_num_gpus_per_node
+    actor_count = (
+        0 if args.debug_rollout_only or is_rented(args) else args.actor_num_nodes * args.actor_num_gpus_per_node
+    )
     trainer_count = actor_count + (0 if args.debug_rollout_only else critic_gpus(args))
     external_policy = bool(args.sglang_router_ip)
     external_judge = bool(args.prm_router_ip)
@@ -112,9 +121,10 @@ def describe_placement(args: Arguments) -> Placement:
         raise ConfigError(
             "engines at --sglang-router-ip cannot take new weights; remove it, or only collect with --debug-rollout-only"
         )
-    no_engines = args.debug_train_only or external_policy or args.rollout_external_engine_addrs
+    rented = is_rented(args)
+    no_engines = args.debug_train_only or external_policy or args.rollout_external_engine_addrs or rented
     rollout_count = 0 if no_engines else args.rollout_num_gpus
-    no_judge = args.debug_train_only or external_judge
+    no_judge = args.debug_train_only or external_judge or rented
     judge_count = args.prm_num_gpus if args.prm_enable and not no_judge else 0
     per_engine, judge_per_engine = args.rollout_num_gpus_per_engine, args.prm_num_gpus_per_engine
     if rollout_count and rollout_count % per_engine:

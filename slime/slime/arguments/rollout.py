@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from slime.args import Arguments
 from slime.arguments.option import Group, Option, flag_of, json_object
+from slime.arguments.placement import is_rented
 from slime.utils.model_config import config_or_none, context_limit
 from slime.utils.types import MultimodalTypes
 
@@ -354,7 +355,7 @@ def check_judge(args: Arguments) -> list[str]:
     total, size = args.prm_num_gpus, args.prm_num_gpus_per_engine
     if total % size:
         problems.append(f"--prm-num-gpus {total} is not a multiple of --prm-num-gpus-per-engine {size}")
-    if args.prm_enable and total < 1 and not args.prm_router_ip:
+    if args.prm_enable and total < 1 and not args.prm_router_ip and not is_rented(args):
         problems.append("--prm-enable needs --prm-num-gpus 1 or more, or --prm-router-ip of a running judge")
     context = args.sglang_context_length or args.rollout_max_context_len
     if args.prm_enable and context and args.prm_max_new_tokens >= context:

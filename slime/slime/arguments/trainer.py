@@ -15,10 +15,10 @@ TRAINER = Group(
     (
         Option(
             "--train-backend",
-            "training back end; default: megatron if a flag of Megatron or of the model's shape is given, else fsdp",
+            "training back end; default: megatron if a flag of Megatron or of the model's shape is given, else fsdp; tinker: a service",
             str,
             None,
-            ("fsdp", "megatron"),
+            ("fsdp", "megatron", "tinker"),
         ),
         Option(
             "--train-dtype",

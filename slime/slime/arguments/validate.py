@@ -40,6 +40,7 @@ from slime.arguments.cluster import (
 )
 from slime.arguments.evaluation import check_evaluation, check_rewards
 from slime.arguments.model_shape import check_model_shape, check_trainable
+from slime.arguments.placement import is_rented
 from slime.arguments.process_environment import check_shared
 from slime.arguments.refused import check_fixed
 from slime.arguments.rollout import (
@@ -53,6 +54,7 @@ from slime.arguments.rollout import (
     check_staleness,
     check_steps,
 )
+from slime.arguments.tinker import check_tinker
 from slime.arguments.tracking import check_memory_history, check_tracking
 from slime.arguments.trainer import check_trainer, check_warmup, check_weight_sync, derive_weight_sync
 from slime.arguments.vllm import check_backend
@@ -125,6 +127,8 @@ def derive_roles(args: Arguments) -> None:
     if args.prm_router_ip or not args.prm_enable:
         args.prm_num_gpus = 0
     args.prm_model_path = args.prm_model_path or args.hf_checkpoint
+    if is_rented(args):
+        args.actor_num_gpus_per_node = args.rollout_num_gpus = args.prm_num_gpus = 0
     if args.rollout_external_engine_addrs:
         args.rollout_num_gpus = len(args.rollout_external_engine_addrs) * args.rollout_num_gpus_per_engine
     if args.rollout_num_gpus is None:
@@ -182,6 +186,7 @@ def validate(args: Arguments, words: Sequence[str] = ()) -> list[str]:
         *check_evaluation(args),
         *check_steps(args),
         *check_warmup(args),
+        *check_tinker(args),
     ]  # before derivations fill in missing values
     derive_backend(args, words)
     derive_loss(args, words)

@@ -23,6 +23,7 @@ from slime.ray.rollout import RolloutManager
 from slime.ray.trainer import Trainer
 
 if TYPE_CHECKING:
+    from slime.backends.tinker_utils.trainer import TinkerTrainer
     from slime.ray.rollout import RolloutBatch
     from slime.rollout.before_push import Decision
     from slime.rollout.data_source import Story
@@ -184,7 +185,7 @@ class Processes:
         self.reserved: ReservedPlacement | None = None
         self.loaded = False
         self._manager: RemoteManager | None = None
-        self._trainer: Trainer | None = None
+        self._trainer: Trainer | TinkerTrainer | None = None
 
     @property
     def manager(self) -> RemoteManager:
@@ -202,13 +203,13 @@ class Processes:
         return self._manager is not None
 
     @property
-    def trainer(self) -> Trainer:
+    def trainer(self) -> Trainer | TinkerTrainer:
         """The trainer, which must be there."""
         assert self._trainer is not None
         return self._trainer
 
     @trainer.setter
-    def trainer(self, trainer: Trainer) -> None:
+    def trainer(self, trainer: Trainer | TinkerTrainer) -> None:
         self._trainer = trainer
 
     @property

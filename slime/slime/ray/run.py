@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import ray
 from ray import ObjectRef
@@ -31,7 +31,7 @@ from groundwork.start_timeline import DRIVER, VARIABLE, Beginning, StartWatch, S
 from slime.args import Arguments, required
 from slime.arguments.backend import backend_line
 from slime.arguments.dry_run import missing_at_start
-from slime.arguments.placement import describe_placement, start_lines, trainer_waits
+from slime.arguments.placement import Placement, describe_placement, is_rented, start_lines, trainer_waits
 from slime.exceptions import DataUsedError, LostError, NodeLostError, RankLostError, SlimeError
 from slime.observability.metric_utils import compute_rollout_step
 from slime.ray.cluster import ray_cluster
@@ -51,6 +51,9 @@ from slime.utils import logging_utils
 from slime.utils.alerts import alerting, tell
 from slime.utils.misc import should_run_periodic_action
 from slime.utils.run_logs import begin_logs, begin_training_log, ended_training_log, say
+
+if TYPE_CHECKING:
+    from slime.backends.tinker_utils.trainer import Rented
 
 logger = logging.getLogger(__name__)
 
@@ -121,6 +124,7 @@ class Run:
         restarts: what they need and how many are left.
         reports: to trackers and the terminal.
         updates: one after another, with their checkpoints.
+        rented: the service that trains and samples; None in a run on GPUs of its own.
 
     Example:
         >>> with Run(args) as run:  # doctest: +SKIP
@@ -145,6 +149,7 @@ class Run:
         self.restarts = Restarts()
         self.reports = Reports(args)
         self.updates = Updates(args, self.processes, self.engines, self.restarts, self.reports)
+        self.rented: Rented | None = None
         self._collects = collects
         self._resources = contextlib.ExitStack()
 
@@ -180,9 +185,13 @@ class Run:
         placement = describe_placement(args)
         for line in placement.lines():
             say(line)
-        say(f"starts   {', then '.join(start_lines(placement))}")
-        if placement.actor:
+        if stages := start_lines(placement):
+            say(f"starts   {', then '.join(stages)}")
+        if trains(args, placement):
             say(backend_line(args))
+        if is_rented(args):
+            self.rented = self._resources.enter_context(rent(args))
+            self.args = args = self.rented.arguments(args)
         num_gpus = args.num_gpus or placement.total
         self._resources.enter_context(ray_cluster(args, num_gpus=num_gpus, stop=self.stop))
         self.stop.install()  # again, because Ray replaced the handlers
@@ -191,7 +200,7 @@ class Run:
         watch.tell()
         self.processes.reserved = reserved = create_placement(args, self.stop)
         self._resources.callback(release_placement, reserved)
-        if placement.actor:
+        if trains(args, placement):
             self._resources.enter_context(own_save_folders(args))
             self.restarts.allow(args.save, args.max_trainer_restarts)
         if warning := private_run_folder(Path(args.run_dir)):
@@ -229,11 +238,14 @@ class Run:
         if args.num_rollout is None:
             progress.per_epoch = per_epoch = self.wait(manager.rollouts_per_epoch())
             self.args.num_rollout = args.num_rollout = required("--num-epoch", args.num_epoch) * per_epoch
-        if reserved.placement.actor:
+        if trains(args, reserved.placement):
             if trainer_waits(reserved.placement):
                 self.wait(manager.addresses())  # returns once its engines are up
             self.engines.before_a_trainer()
-            processes.trainer = Trainer(args, reserved, self.stop)
+            if self.rented is None:
+                processes.trainer = Trainer(args, reserved, self.stop)
+            else:
+                processes.trainer = self.rented.trainer(args, self.stop)
             progress.start = processes.trainer.init()
             if args.resume and self.life.phase is Phase.STARTING:
                 say(f"resumes  {args.save}: {progress.start} steps are done")
@@ -424,6 +436,18 @@ class Run:
         say("training is done; serving until SIGINT or SIGTERM")
         while self._served_a_moment():
             continue
+
+
+def trains(args: Arguments, placement: Placement) -> bool:
+    """Return whether the run has a trainer: ranks of its own, or a service's."""
+    return bool(placement.actor) or (is_rented(args) and not args.debug_rollout_only)
+
+
+def rent(args: Arguments) -> Rented:
+    """Return the service of ``--train-backend tinker``; its package is imported now, not for other runs."""
+    from slime.backends.tinker_utils.trainer import Rented
+
+    return Rented(args)
 
 
 @ended_training_log()

@@ -23,6 +23,7 @@ from agentrl.harness.__main__ import check_plan, plan_of, read_tasks
 from agentrl.pool import build_parser as pool_parser
 from lab import agent_demo, agent_learning, demo
 from lab.tiny_learning.sets import UPDATES
+from lab.tiny_models.cache import SHIPPED
 from openclaw.launch.__main__ import main
 from openclaw.server.__main__ import main as server
 from slime.arguments import parse_args
@@ -223,8 +224,9 @@ def test_the_demo_shows_its_plan(
     assert demo.main() == 0
     output = capsys.readouterr().out
     assert re.search(r"^demo +16 updates, 8 sessions at once", output, re.MULTILINE)
-    method = "hybrid" if script.endswith("_hybrid.sh") else script.split("/")[0].removeprefix("openclaw-")
-    assert f"method {method}, profile tiny_cpu" in output
+    named = {"openclaw-combine/run_tiny_cpu_hybrid.sh": "hybrid", "openclaw-tinker/run_tiny_cpu.sh": "combine"}
+    method = named.get(script, script.split("/")[0].removeprefix("openclaw-"))
+    assert f"method {method}, profile {'tiny_tinker' if 'tinker' in script else 'tiny_cpu'}" in output
     assert output.splitlines()[-1] == "dry run: the plan is valid, nothing was started"
 
 
@@ -286,13 +288,27 @@ def test_a_failed_set_up_ends_the_script(script: str, failing: str, tmp_path: Pa
     assert done.returncode == 7
 
 
-@pytest.mark.parametrize("script", CLOUDS)
+@pytest.mark.parametrize("script", [script for script in CLOUDS if "tinker" in script])
+def test_a_script_of_a_service_shows_its_plan(script: str, tmp_path: Path) -> None:
+    words = ["--method", "opd", "--model-name", "tiny", "--tokenizer", str(SHIPPED), "--dry-run"]
+    done = subprocess.run(
+        ["bash", str(ROOT / script), *words], cwd=tmp_path, env=CLEAN, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "method opd, profile tinker" in done.stdout
+    with_gpus = subprocess.run(
+        ["bash", str(ROOT / script), *words, "--gpus", "8"], env=CLEAN, capture_output=True, text=True, check=False
+    )
+    assert with_gpus.returncode == 2
+    assert "--gpus: a service has the GPUs; leave it out" in with_gpus.stderr
+
+
+@pytest.mark.parametrize("script", [script for script in CLOUDS if "fireworks" in script])
 def test_a_script_of_a_cloud_says_what_to_type_instead(script: str) -> None:
     command = ["bash", str(ROOT / script), "--gpus", "8", "--method", "combine"]
     done = subprocess.run(command, env=CLEAN, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    cloud = "Tinker" if "tinker" in script else "Fireworks"
-    assert done.stderr.startswith(f"{Path(script).name}: no run can train on {cloud} yet, and nothing was sent; ")
+    assert done.stderr.startswith(f"{Path(script).name}: no run can train on Fireworks yet, and nothing was sent; ")
     assert (ROOT / done.stderr.split("bash ")[1].strip()) in [ROOT / name for name in GPU_SCRIPTS]
 
 

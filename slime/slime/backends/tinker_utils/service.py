@@ -1,0 +1,201 @@
+"""The service behind ``--train-backend tinker``: its key, its clients, and what they use.
+
+Guarantees: the key comes from the environment, and stays there. A service that is away, refuses the key or lacks the model is one
+line that says what to do, before anything starts. Token ids are all that it gets of a conversation.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import httpx
+
+from groundwork.exceptions import ConfigError
+from slime.args import Arguments, required
+from slime.arguments.tinker import ADDRESS, KEY, PREFILL, SAMPLE, TRAIN, read_prices
+from slime.exceptions import LostError
+from slime.utils.probes import Answer, Probe
+
+if TYPE_CHECKING:
+    from tinker import SampleResponse, SamplingClient, ServiceClient
+
+USUAL_ADDRESS = "https://tinker.thinkingmachines.dev/services/tinker-prod"
+LOOK_SECONDS = 20.0
+MILLION = 1_000_000
+
+
+class Meter:
+    """Tokens that the service prefilled, sampled and trained for this process, and their price. Thread-safe.
+
+    Example:
+        >>> meter = Meter({"train": 2.0, "sample": 1.0})
+        >>> meter.add("train", 500_000)
+        >>> meter.metrics() == {"tinker/train_tokens": 500_000.0, "tinker/dollars": 1.0}
+        True
+    """
+
+    def __init__(self, prices: Mapping[str, float]) -> None:
+        """``prices``: dollars for a million tokens by kind; empty: no dollars are counted."""
+        self._prices, self._tokens, self._lock = prices, Counter[str](), threading.Lock()
+
+    def add(self, kind: str, tokens: int) -> None:
+        """Count tokens of a kind."""
+        with self._lock:
+            self._tokens[kind] += tokens
+
+    def metrics(self) -> dict[str, float]:
+        """Return what was counted since the start, as metrics."""
+        with self._lock:
+            tokens = dict(self._tokens)
+        found = {f"tinker/{kind}_tokens": float(count) for kind, count in tokens.items()}
+        if self._prices:
+            dollars = sum(count * self._prices.get(kind, 0.0) for kind, count in tokens.items()) / MILLION
+            found["tinker/dollars"] = dollars
+        return found
+
+    def restore(self, metrics: Mapping[str, float]) -> None:
+        """Go on from what an earlier process had counted."""
+        with self._lock:
+            for name, value in metrics.items():
+                kind, is_tokens, _ = name.removeprefix("tinker/").partition("_tokens")
+                if is_tokens:
+                    self._tokens[kind] += int(value)
+
+
+class Sampler:
+    """One version of the weights that the service samples from and scores with.
+
+    Attributes:
+        version: the weight version; `BASE` of the model as it is.
+    """
+
+    def __init__(self, client: SamplingClient, version: str, meter: Meter) -> None:
+        self.version = version
+        self._client, self._meter = client, meter
+
+    async def sample(self, ids: Sequence[int], parameters: Mapping[str, Any], topk: int = 0) -> SampleResponse:
+        """Return one reply to ``ids``; ``parameters``: of ``tinker.SamplingParams``, ``topk``: likeliest tokens per position."""
+        response = await self._asked(ids, parameters, topk_sample_logprobs=topk)
+        return self._counted(ids, response, len(response.sequences[0].tokens))
+
+    async def score(self, ids: Sequence[int], topk: int = 0) -> SampleResponse:
+        """Return the log probabilities of ``ids`` at temperature 1; that of the first is None."""
+        response = await self._asked(ids, {"max_tokens": 1}, include_prompt_logprobs=True, topk_prompt_logprobs=topk)
+        return self._counted(ids, response, 1)
+
+    def answers(self, probes: Sequence[Probe]) -> list[Answer]:
+        """Return one answer per probe, in order; see `slime.utils.probes`."""
+        asked = [
+            (
+                self._asked([*probe.prompt_ids, *probe.reply_ids], {"max_tokens": 1}, include_prompt_logprobs=True)
+                if probe.reply_ids
+                else None,
+                self._asked(probe.prompt_ids, {"max_tokens": probe.max_new_tokens, "temperature": 0.0})
+                if probe.max_new_tokens
+                else None,
+            )
+            for probe in probes
+        ]
+        return [self._answer(probe, *each) for probe, each in zip(probes, asked, strict=True)]
+
+    def _answer(self, probe: Probe, scored: Any, greedy: Any) -> Answer:
+        scores: list[float] = []
+        if scored is not None:
+            ids = [*probe.prompt_ids, *probe.reply_ids]
+            response = self._counted(ids, scored.result(), 1)
+            values = (response.prompt_logprobs or [])[len(probe.prompt_ids) :]
+            scores = [value for value in values if value is not None]
+            if len(scores) != len(probe.reply_ids):
+                raise LostError(f"the service scored {len(scores)} of {len(probe.reply_ids)} tokens")
+        if greedy is None:
+            return Answer(scores, [], False)
+        [reply] = self._counted(
+            probe.prompt_ids, response := greedy.result(), len(response.sequences[0].tokens)
+        ).sequences
+        return Answer(scores, list(reply.tokens), reply.stop_reason == "stop")
+
+    def _asked(self, ids: Sequence[int], parameters: Mapping[str, Any], **keywords: Any) -> Any:
+        from tinker import ModelInput, SamplingParams
+
+        return self._client.sample(ModelInput.from_ints(list(ids)), 1, SamplingParams(**parameters), **keywords)
+
+    def _counted(self, ids: Sequence[int], response: SampleResponse, sampled: int) -> SampleResponse:
+        cached = response.prompt_cache_hit_tokens
+        self._meter.add(PREFILL, len(ids) - cached)
+        self._meter.add("cached", cached)
+        self._meter.add(SAMPLE, sampled)
+        return response
+
+
+BASE = "base"
+
+
+class Service:
+    """Owns the connection; entering it checks key, address and model.
+
+    Attributes:
+        address: where the service answers.
+        context: most tokens of a prompt with its reply; None if the service does not say.
+        meter: what was used.
+    """
+
+    context: int | None
+
+    def __init__(self, args: Arguments) -> None:
+        self._args = args
+        self._resources = ExitStack()
+        self.model = required("--tinker-model", args.tinker_model)
+        self.address = os.environ.get(ADDRESS) or USUAL_ADDRESS
+        self.meter = Meter(read_prices(args.tinker_prices))
+
+    def __enter__(self) -> Service:
+        """Connect.
+
+        Raises:
+            ConfigError: the key is missing or refused, the service is away, or it has no such model.
+        """
+        if not os.environ.get(KEY):
+            raise ConfigError(f"--train-backend tinker needs a key of the service; type: export {KEY}=tml-...")
+        self._look()
+        import tinker
+
+        try:
+            self.client: ServiceClient = self._resources.enter_context(tinker.ServiceClient())
+            capabilities = tinker.RestClient().get_server_capabilities().result()
+            offered = {item.model_name: item for item in capabilities.supported_models}
+        except (tinker.AuthenticationError, tinker.PermissionDeniedError) as error:
+            self._resources.close()
+            raise ConfigError(f"{self.address} refuses the key in {KEY}; export one of its own") from error
+        for name in {self.model, self._args.tinker_judge_model or self.model}:
+            if name not in offered:
+                self._resources.close()
+                known = ", ".join(sorted(str(each) for each in offered)) or "none"
+                raise ConfigError(f"{self.address} has no model {name}; choose of: {known}")
+        self.context = getattr(offered[self.model], "max_context_length", None)
+        return self
+
+    def _look(self) -> None:
+        """Ask once whether somebody answers, because the package asks for minutes."""
+        try:
+            httpx.get(f"{self.address.rstrip('/')}/api/v1/healthz", timeout=LOOK_SECONDS)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise ConfigError(
+                f"nobody answers at {self.address} ({type(error).__name__}); start the service, or export {ADDRESS}"
+            ) from error
+
+    def __exit__(self, *_: object) -> None:
+        """Close the connection."""
+        self._resources.close()
+
+    def base(self, model: str) -> Sampler:
+        """Return the sampler of a model as it is."""
+        return Sampler(self.client.create_sampling_client(base_model=model).result(), BASE, self.meter)
+
+    def train_tokens(self, tokens: int) -> None:
+        """Count tokens of a forward and backward pass."""
+        self.meter.add(TRAIN, tokens)
