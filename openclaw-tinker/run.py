@@ -23,22 +23,22 @@ from openclaw.models.places import COMMAND, tokenizer_of  # noqa: E402
 USUAL = "Qwen/Qwen3-4B-Instruct-2507"
 METHODS = ("rl", "opd", "combine")
 VARIABLES = {
-    "lora_rank": ("LORA_RANK", "rank of the adapter (default: 32)"),
-    "learning_rate": ("LEARNING_RATE", "of the adapter (default: 1e-4)"),
-    "batch_size": ("BATCH_SIZE", "judged turns of a step (default: 4)"),
-    "max_steps": ("NUM_ROLLOUT", "steps until the run only serves (default: 1000)"),
-    "kl_loss_coef": ("KL_LOSS_COEF", "penalty on leaving the model as it was (default: 0)"),
-    "save_interval": ("SAVE_INTERVAL", "steps between saved states (default: 20)"),
-    "w_opd": ("OPENCLAW_COMBINE_W_OPD", "combine: weight of teacher minus student (default: 1)"),
-    "w_rl": ("OPENCLAW_COMBINE_W_RL", "combine: weight of the judge's score (default: 1)"),
-    "prm_m": ("PRM_M", "votes of the judge on a turn"),
-    "prm_temperature": ("PRM_TEMPERATURE", "of the judge (default: 0.6)"),
-    "prm_max_tokens": ("PRM_MAX_NEW_TOKENS", "most tokens of the judge's answer (default: 4096)"),
-    "proxy_host": ("HOST", "address of your API (default: 127.0.0.1; another one needs a key in SGLANG_API_KEY)"),
-    "proxy_port": ("PORT", "port of your API (default: 30000)"),
-    "served_model_name": ("SERVED_MODEL_NAME", "name of the model in your API"),
-    "record_dir": ("RUN_DIR", "folder of the ledger, logs and checkpoints"),
-    "wandb_project": ("WANDB_PROJECT", "send metrics to this project of Weights & Biases"),
+    "--lora-rank": ("LORA_RANK", "rank of the adapter (default: 32)"),
+    "--learning-rate": ("LEARNING_RATE", "of the adapter (default: 1e-4)"),
+    "--batch-size": ("BATCH_SIZE", "judged turns of a step (default: 4)"),
+    "--max-steps": ("NUM_ROLLOUT", "steps until the run only serves (default: 1000)"),
+    "--kl-loss-coef": ("KL_LOSS_COEF", "penalty on leaving the model as it was (default: 0)"),
+    "--save-interval": ("SAVE_INTERVAL", "steps between saved states (default: 20)"),
+    "--w-opd": ("OPENCLAW_COMBINE_W_OPD", "combine: weight of teacher minus student (default: 1)"),
+    "--w-rl": ("OPENCLAW_COMBINE_W_RL", "combine: weight of the judge's score (default: 1)"),
+    "--prm-m": ("PRM_M", "votes of the judge on a turn"),
+    "--prm-temperature": ("PRM_TEMPERATURE", "of the judge (default: 0.6)"),
+    "--prm-max-tokens": ("PRM_MAX_NEW_TOKENS", "most tokens of the judge's answer (default: 4096)"),
+    "--proxy-host": ("HOST", "address of your API (default: 127.0.0.1; another one needs a key in SGLANG_API_KEY)"),
+    "--proxy-port": ("PORT", "port of your API (default: 30000)"),
+    "--served-model-name": ("SERVED_MODEL_NAME", "name of the model in your API"),
+    "--record-dir": ("RUN_DIR", "folder of the ledger, logs and checkpoints"),
+    "--wandb-project": ("WANDB_PROJECT", "send metrics to this project of Weights & Biases"),
 }
 """The variable of each option that sets one, and its help."""
 
@@ -65,8 +65,8 @@ def build_parser() -> CommandLine:
     parser.add_argument("--eval-mode", action="store_true", help="serve and judge, and train nothing")
     parser.add_argument("--gpus", help="refused: a service has the GPUs")
     parser.add_argument("--api-key", help="refused: a command line is no place for a key; export SGLANG_API_KEY")
-    for name, (variable, text) in VARIABLES.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", metavar="V", help=f"{text}; also {variable}")
+    for flag, (variable, text) in VARIABLES.items():
+        parser.add_argument(flag, metavar="V", help=f"{text}; also {variable}")
     return parser
 
 
@@ -83,7 +83,8 @@ def words_of(options: Namespace) -> list[str]:
 
 def variables_of(options: Namespace) -> dict[str, str]:
     """Return the launcher's variables."""
-    given = {VARIABLES[name][0]: str(value) for name in VARIABLES if (value := getattr(options, name)) is not None}
+    values = {name: getattr(options, flag[2:].replace("-", "_")) for flag, (name, _) in VARIABLES.items()}
+    given = {name: str(value) for name, value in values.items() if value is not None}
     given["HF_CKPT"] = os.environ.get("HF_CKPT") or str(options.tokenizer or tokenizer_of(options.model_name))
     if options.teacher_model_name:
         given["OPENCLAW_OPD_TEACHER"] = "prm"
@@ -108,7 +109,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     if options.method != "combine" and (options.w_opd is not None or options.w_rl is not None):
         parser.error(f"--w-opd and --w-rl are weights of combine; leave them out with --method {options.method}")
     variables = variables_of(options)
-    if not Path(variables["HF_CKPT"]).is_dir() and options.tokenizer is None and "HF_CKPT" not in os.environ:
+    named = options.tokenizer is not None or "HF_CKPT" in os.environ
+    if not named and "--dry-run" not in extra and not Path(variables["HF_CKPT"]).is_dir():
         parser.error(f"no tokenizer of {options.model_name} here; type: {COMMAND} {options.model_name} --tokenizer")
     paths = os.pathsep.join([str(ROOT), str(ROOT / "slime"), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, **variables, "PYTHONPATH": paths}

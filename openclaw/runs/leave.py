@@ -165,6 +165,10 @@ def _in_checkpoint(saved: SavedVersion, more: str = "") -> Learned:
     adapter = saved.folder / ADAPTER
     if (adapter / CONFIG).is_file():
         return Learned(adapter, what, True, more)
+    if saved.at_service is not None:
+        raise ConfigError(
+            f"the service that trained {what} has its weights; get them there, as with: tinker checkpoint download {saved.at_service}"
+        )
     if not (saved.folder / STATE).is_dir():
         raise MegatronError(
             f"{saved.folder} is of Megatron; type: python slime/tools/convert_torch_dist_to_hf.py --help"

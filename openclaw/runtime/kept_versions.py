@@ -21,7 +21,8 @@ def kept_versions(run_dir: str | Path, owner: str, *, per_person: bool) -> list[
         PeopleError: the book of everybody's adapters is unreadable.
     """
     if not per_person:
-        found = [saved.weight_version for saved in reversed(saved_versions(checkpoints_of(run_dir)))]
+        saved = reversed(saved_versions(checkpoints_of(run_dir)))
+        found = [each.weight_version for each in saved if each.at_service is None]
     elif owner == root(owner):
         found = [str(version.number) for version in accepted_versions(run_dir, owner)]
     else:

@@ -10,6 +10,7 @@ source owns it. The ledger file holds all other state.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import time
@@ -401,14 +402,30 @@ def drop_blind(source: LedgerDataSource, rollouts: list[list[Sample]], rollout_i
     return len(blind)
 
 
+def why_no_datum(sample: Sample, context: int | None) -> str | None:
+    """Return why a service can train no datum of a sample, or None; ``context``: most tokens that the service trains on."""
+    log_probs = sample.rollout_log_probs
+    if sample.multimodal_train_inputs:
+        return "it has pictures, of which the interface gets the tokens only"
+    if log_probs is None or len(log_probs) != sample.response_length:
+        return (
+            f"it has {0 if log_probs is None else len(log_probs)} log probabilities for {sample.response_length} tokens"
+        )
+    if not all(map(math.isfinite, log_probs)):
+        return "a log probability is not a finite number"
+    if sample.response_length >= len(sample.tokens):
+        return "it has no token before the reply"
+    if context is not None and len(sample.tokens) - 1 > context:
+        return f"it has {len(sample.tokens)} tokens, and the service trains on {context}"
+    return None
+
+
 def drop_unfit(args: Arguments, source: LedgerDataSource, rollouts: list[list[Sample]], rollout_id: int) -> int:
     """Drop the rollouts of which a service of ``--train-backend tinker`` cannot train a sample, and return their number."""
     if not is_rented(args):
         return 0
-    from slime.backends.tinker_utils.datums import why_none
-
     reasons = [
-        next(filter(None, (why_none(sample, args.rollout_max_context_len) for sample in pieces)), None)
+        next(filter(None, (why_no_datum(sample, args.rollout_max_context_len) for sample in pieces)), None)
         for pieces in rollouts
     ]
     unfit = [(pieces[0], why) for pieces, why in zip(rollouts, reasons, strict=True) if why is not None]

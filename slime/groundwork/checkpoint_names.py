@@ -17,6 +17,8 @@ from pathlib import Path
 LATEST = "latest_checkpointed_iteration.txt"
 META = "meta.json"
 """What is known of a checkpoint: its rollout, its weight version, the model that its run began with."""
+AT_SERVICE = "tinker_path"
+"""In a checkpoint's ``meta.json`` of a run at a service: the path of the state there, which has the weights."""
 PEOPLE = "people"
 """In a checkpoint's ``meta.json`` with ``--adapter-per-person``: the name of each person's version, by mark."""
 NEWEST_VERSIONS = "newest_versions"

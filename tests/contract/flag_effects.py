@@ -10,7 +10,7 @@ from __future__ import annotations
 CONTRACT, INTEGRATION = "tests/contract", "tests/integration"
 CORE, FSDP, RAY = "tests/unit/slime_core", "tests/unit/fsdp", "tests/unit/ray"
 BRIDGE, LAUNCH, REWARDS = "tests/unit/bridge", "tests/unit/launch", "tests/unit/rewards"
-PUSHES = "tests/unit/weight_sync"
+PUSHES, RENTED = "tests/unit/weight_sync", "tests/unit/rented"
 MEGATRON = f"{CORE}/test_flags_of_megatron.py"
 ACTOR, TRAINING = f"{FSDP}/test_flags_of_the_actor.py", f"{FSDP}/test_flags_of_training.py"
 SAMPLING, ENGINES = f"{CORE}/test_flags_of_sampling.py", f"{CORE}/test_flags_of_engines.py"
@@ -28,6 +28,13 @@ EFFECTS = {
     f"{FILES}::test_a_config_file_is_a_command_line": "config",
     f"{FILES}::test_custom_config_sets_and_creates_attributes": "custom-config-path",
     f"{CORE}/test_plugin_files.py::test_a_method_declares_its_own_flags": "custom-arguments-path",
+    # A service in the place of ranks and engines
+    f"{RENTED}/test_flags.py::test_models_and_lengths_that_it_does_not_have_are_named": """tinker-model
+        tinker-judge-model""",
+    f"{RENTED}/test_datums.py::test_the_sum_of_the_service_is_our_loss_with_its_gradient": "tinker-loss",
+    f"{RENTED}/test_trainer.py::test_epochs_repeat_the_steps": "tinker-epochs",
+    f"{RENTED}/test_trainer.py::test_a_state_of_another_program_is_a_start": "tinker-start",
+    f"{RENTED}/test_flags.py::test_what_cannot_work_is_refused_by_name": "tinker-prices",
     # Places
     f"{ENGINES}::test_a_role_has_its_gpus": """actor-num-gpus-per-node rollout-num-gpus prm-num-gpus
         rollout-num-gpus-per-engine prm-num-gpus-per-engine critic-num-gpus-per-node debug-rollout-only prm-router-ip

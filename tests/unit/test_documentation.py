@@ -36,6 +36,7 @@ from agentrl.web.options import KEY_VARIABLE
 from benchmarks.promise_parts.rows import TABLE
 from openclaw.config.runtime import HYGIENE_RULES
 from openclaw.config.runtime_variables import VARIABLES
+from openclaw.launch.guides import OF_SERVICE
 from openclaw.launch.methods import methods_of
 from openclaw.launch.task import KIND_VARIABLE
 from openclaw.launch.variables import LAUNCH_VARIABLES
@@ -238,6 +239,7 @@ def test_every_flag_in_the_documentation_exists(repository: Path) -> None:
                 "agentrl",
                 "openclaw",
                 "openclaw_combine",
+                "openclaw-tinker",
                 "lab",
                 "openclaw-test",
                 "terminal-rl",
@@ -312,6 +314,7 @@ def test_every_variable_in_the_documentation_exists(repository: Path) -> None:
         TOKEN_VARIABLE,
         KEY_VARIABLE,
         *(USER_LLM_KEY, AGENT_KEY),
+        *OF_SERVICE,
         MODE_VARIABLE,
         # scripts/setup.sh and the programs it runs
         *("PYTHON", "TORCH_INDEX", "PATH", "CUDA_HOME", "CUDA_PATH"),

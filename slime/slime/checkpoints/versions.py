@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
-from groundwork.checkpoint_names import LATEST, META, NEWEST_VERSIONS, PEOPLE
+from groundwork.checkpoint_names import AT_SERVICE, LATEST, META, NEWEST_VERSIONS, PEOPLE
 from groundwork.private_files import write_note
 
 
@@ -24,6 +24,11 @@ class SavedVersion(NamedTuple):
     rollout_id: int
     folder: Path
     time: float
+
+    @property
+    def at_service(self) -> str | None:
+        """Return the path of the state at a service that has the weights, which are not in the folder then."""
+        return json.loads((self.folder / META).read_text()).get(AT_SERVICE)
 
     @property
     def iteration(self) -> int:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from lab.testkit.trainer import trainer_args
+from openclaw.training.rollout import why_no_datum
 from slime.algorithms.losses import LOSSES
 from slime.algorithms.losses.reduce import make_reducer
 from slime.args import Arguments
@@ -147,6 +148,7 @@ def test_metrics_come_from_the_services_log_probabilities() -> None:
     assert metrics["train_rollout_logprob_abs_diff"] == pytest.approx(0.25)
     assert metrics["train_rollout_logprob_diff_max"] == pytest.approx(0.5)
     assert metrics["pg_clipfrac"] == pytest.approx(0.5)
+    assert metrics["entropy_loss"] == pytest.approx(-float(new.mean()))
     with pytest.raises(ValueError, match="for 3 of 8 tokens"):
         datums.step_metrics(args, data, step, [{"logprobs": torch.zeros(3)}])
     with pytest.raises(ValueError, match="0 of 1 samples"):
@@ -165,8 +167,8 @@ def test_metrics_come_from_the_services_log_probabilities() -> None:
     ],
 )
 def test_what_cannot_be_sent_has_a_reason(changes: dict[str, Any], why: str) -> None:
-    assert why in str(datums.why_none(sample(0, 5, 4, **changes), 7 if not changes else None))
+    assert why in str(why_no_datum(sample(0, 5, 4, **changes), 7 if not changes else None))
 
 
 def test_what_can_be_sent_has_none() -> None:
-    assert datums.why_none(sample(0, 5, 4), 8) is None
+    assert why_no_datum(sample(0, 5, 4), 8) is None

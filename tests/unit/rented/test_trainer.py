@@ -12,10 +12,12 @@ import pytest
 import torch
 
 from groundwork.process import Stopped
+from openclaw.runtime.kept_versions import kept_versions
 from slime.args import Arguments
 from slime.backends.tinker_utils import trainer as module
 from slime.backends.tinker_utils.service import Meter
 from slime.backends.tinker_utils.trainer import TinkerTrainer
+from slime.checkpoints.versions import saved_versions
 from slime.exceptions import CheckpointError, RankLostError
 from slime.rollout.train_data import convert, split_by_dp
 from slime.utils.probes import Probe
@@ -319,3 +321,14 @@ def test_a_state_of_another_program_is_a_start(tmp_path: Path) -> None:
     (folder / "iter_0000001" / "meta.json").write_text(json.dumps({"rollout_id": 0}))
     with pytest.raises(CheckpointError, match="no state of a service"):
         started(tmp_path, rented, load=str(folder / "iter_0000001"))
+
+
+def test_weights_that_the_service_has_are_not_offered_here(tmp_path: Path) -> None:
+    trainer, _ = started(tmp_path / "checkpoints")
+    step(trainer, 0)
+    trainer.update_weights()
+    trainer.save(0)
+    trainer.publish(0)
+    [saved] = saved_versions(tmp_path / "checkpoints")
+    assert str(saved.at_service).startswith("tinker://run/weights/rollout-0000001-")
+    assert kept_versions(tmp_path, "", per_person=False) == ["0"]

@@ -22,30 +22,11 @@ from slime.args import Arguments
 from slime.backends.trainer.micro_batch import RolloutShard
 from slime.utils.metric_names import LARGEST
 from slime.utils.ppo_utils import bounded_ratio
-from slime.utils.types import Sample
 
 if TYPE_CHECKING:
     from tinker import Datum
 
 Metrics = dict[str, float]
-
-
-def why_none(sample: Sample, context: int | None) -> str | None:
-    """Return why a sample can be no datum, or None; ``context``: most tokens that the service trains on."""
-    log_probs = sample.rollout_log_probs
-    if sample.multimodal_train_inputs:
-        return "it has pictures, of which the interface gets the tokens only"
-    if log_probs is None or len(log_probs) != sample.response_length:
-        return (
-            f"it has {0 if log_probs is None else len(log_probs)} log probabilities for {sample.response_length} tokens"
-        )
-    if not all(map(math.isfinite, log_probs)):
-        return "a log probability is not a finite number"
-    if sample.response_length >= len(sample.tokens):
-        return "it has no token before the reply"
-    if context is not None and len(sample.tokens) - 1 > context:
-        return f"it has {len(sample.tokens)} tokens, and the service trains on {context}"
-    return None
 
 
 def with_advantages(args: Arguments, data: RolloutShard, base_log_probs: Sequence[Tensor] | None) -> None:
@@ -171,6 +152,7 @@ def step_metrics(args: Arguments, data: RolloutShard, step: StepData, outputs: S
             "train_rollout_logprob_abs_diff": difference.abs(),
             "train_rollout_kl": ratio - 1.0 - difference,
             "ppo_kl": -difference,
+            "entropy_loss": -new,  # an estimate from the sampled tokens, because the service gives no entropy
             "pg_clipfrac": ((ratio < low) | (ratio > high)).float(),
         }
         for name, value in per_token.items():

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 import torch
 
+from groundwork.checkpoint_names import AT_SERVICE
 from groundwork.exceptions import ConfigError
 from groundwork.process import Stopped, StopRequested
 from groundwork.processors import load_tokenizer
@@ -63,7 +64,7 @@ POLL_SECONDS = 1.0
 STOP_SECONDS = 60.0
 """How long a run that is told to stop waits for a step or a checkpoint."""
 DAY = 86_400
-PATH, CURSOR = "tinker_path", "rollout_id"
+CURSOR = "rollout_id"
 
 
 class Rented:
@@ -162,9 +163,9 @@ class TinkerTrainer:
 
     def _load(self, folder: Path) -> dict[str, Any]:
         meta = checkpoint_folder.read_meta(folder)
-        if PATH not in meta:
+        if AT_SERVICE not in meta:
             raise CheckpointError(f"{folder} holds no state of a service; start in another folder, with --save")
-        self._go_to(str(meta[PATH]))
+        self._go_to(str(meta[AT_SERVICE]))
         self._schedule.load_state_dict(meta["schedule"], everything=self._args.use_checkpoint_lr_scheduler)
         self._serving = None
         return meta
@@ -372,7 +373,7 @@ class TinkerTrainer:
         meta = {
             "role": "policy",
             CURSOR: rollout_id,
-            PATH: self._state,
+            AT_SERVICE: self._state,
             "schedule": self._schedule.state_dict(),
             "model": self._service.model,
             "address": self._service.address,
@@ -391,7 +392,7 @@ class TinkerTrainer:
         """Mark the checkpoint of ``rollout_id`` as the latest and delete those beyond ``--save-keep``, at the service, too."""
         root, iteration = Path(required("--save", self._args.save)), rollout_id + 1
         old = superseded(root, iteration, self._args.save_keep)
-        paths = [str(checkpoint_folder.read_meta(folder).get(PATH, "")) for folder in old]
+        paths = [str(checkpoint_folder.read_meta(folder).get(AT_SERVICE, "")) for folder in old]
         checkpoint_folder.publish(root, iteration, old)
         for path in filter(None, paths):
             self._forget(path)
