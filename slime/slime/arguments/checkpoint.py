@@ -12,10 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from groundwork.checkpoint_names import LATEST, PEOPLE, newest_checkpoint, others_than
+from groundwork.checkpoint_names import AT_SERVICE, LATEST, PEOPLE, newest_checkpoint, others_than
 from groundwork.command_line import nearest_path
 from slime.args import Arguments, required
 from slime.arguments.option import Group, Option, flag_of
+from slime.arguments.placement import is_rented
 from slime.exceptions import CheckpointError
 from slime.utils.model_config import read_config, text_config
 
@@ -242,7 +243,7 @@ def _looked_at(folder: Path) -> Iterator[tuple[Path, str | None]]:
     except (ValueError, AttributeError, TypeError):
         yield meta_file, "is damaged"
         return
-    if PEOPLE not in meta:  # else everybody's own folder has the weights
+    if not {PEOPLE, AT_SERVICE} & {*meta}:  # else everybody's own folder has the weights, or a service
         if not (state / INDEX).is_file():
             yield state / INDEX, "is missing"
             return
@@ -286,6 +287,14 @@ def difference(args: Arguments, folder: Path) -> str | None:
     if (PEOPLE in meta) != bool(args.adapter_per_person):
         kind, do = ("an adapter for each person", "add") if PEOPLE in meta else ("one policy for everybody", "remove")
         return f"holds {kind}: {do} --adapter-per-person"
+    if (AT_SERVICE in meta) != is_rented(args):
+        return (
+            "holds a state of a service: add --train-backend tinker"
+            if AT_SERVICE in meta
+            else "holds weights, which no service reads"
+        )
+    if AT_SERVICE in meta and meta.get("model") != args.tinker_model:
+        return f"is of {meta.get('model')}: give --tinker-model {meta.get('model')}, or start in another folder"
     try:
         config = text_config(read_config(Path(args.hf_checkpoint)))
         odd = list(_odd_sizes(read_index(folder / "state").shapes, config, Path(args.hf_checkpoint)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -66,6 +67,39 @@ def test_its_flags_mean_nothing_elsewhere(capsys: pytest.CaptureFixture[str], tm
     words = [word for word in WORDS if word not in ("--train-backend", "tinker")]
     told = refusal(capsys, [*words, "--run-dir", str(tmp_path)])
     assert "--tinker-model: only with --train-backend tinker" in told
+
+
+@pytest.mark.parametrize(
+    ("meta", "told"),
+    [
+        ({"tinker_path": "tinker://run/weights/x", "model": "tiny"}, None),
+        ({"tinker_path": "tinker://run/weights/x", "model": "huge"}, "is of huge: give --tinker-model huge"),
+        ({}, "state/.metadata is missing"),
+    ],
+)
+def test_a_checkpoint_is_whole_if_the_service_has_the_state(
+    meta: dict[str, Any], told: str | None, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "iter_0000003"
+    folder.mkdir()
+    (folder / "meta.json").write_text(json.dumps({"rollout_id": 2, "lora": True, "role": "policy", **meta}))
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("3")
+    words = [*WORDS, "--run-dir", str(tmp_path), "--save", str(tmp_path), "--resume"]
+    if told is None:
+        assert parse_args(words).resume
+    else:
+        assert told in refusal(capsys, words)
+
+
+def test_a_state_of_a_service_is_no_start_for_ranks(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    folder = tmp_path / "iter_0000003"
+    folder.mkdir()
+    meta = {"rollout_id": 2, "lora": True, "role": "policy", "tinker_path": "tinker://run/weights/x", "model": "tiny"}
+    (folder / "meta.json").write_text(json.dumps(meta))
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("3")
+    words = [word for word in WORDS if word not in ("--train-backend", "tinker", "--tinker-model", "tiny")]
+    told = refusal(capsys, [*words, "--run-dir", str(tmp_path), "--save", str(tmp_path), "--resume"])
+    assert "holds a state of a service: add --train-backend tinker" in told
 
 
 def test_tokens_have_prices() -> None:
