@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -107,6 +108,7 @@ def test_tokens_have_prices() -> None:
     for kind, tokens in (("prefill", 100_000), ("cached", 200_000), ("sample", 300_000), ("train", 400_000)):
         meter.add(kind, tokens)
     assert meter.metrics()["tinker/dollars"] == pytest.approx(0.1 + 0.1 + 0.6 + 1.6)
+    assert meter.line() == "100,000 prefill, 200,000 cached, 300,000 sample, 400,000 train tokens, 2.40 dollars"
 
 
 class Offers:
@@ -196,7 +198,7 @@ def run_py(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
 
 def test_the_options_of_guides_reach_the_run() -> None:
     done = run_py(
-        *("--method", "combine", "--model-name", "tiny", "--tokenizer", str(SHIPPED), "--teacher-model-name", "wise"),
+        *("--method", "combine", "--model-name", "tiny", "--tokenizer", str(SHIPPED)),
         *(
             "--lora-rank",
             "8",
@@ -219,8 +221,7 @@ def test_the_options_of_guides_reach_the_run() -> None:
     for words in (
         "--train-backend tinker",
         "--tinker-model tiny",
-        "--tinker-judge-model wise",
-        "--opd-teacher prm",
+        "--opd-teacher policy",
         "--lora-rank 8",
         "--lr 0.002",
         "--rollout-batch-size 6",
@@ -238,6 +239,17 @@ def test_the_options_of_guides_reach_the_run() -> None:
         assert words in " ".join(command.split()), words
     assert "--sglang" not in command
     assert "30123" in done.stdout
+
+
+def test_another_model_of_the_service_teaches_and_judges() -> None:
+    spec = importlib.util.spec_from_file_location("run_at_a_service", REPOSITORY / "openclaw-tinker" / "run.py")
+    assert spec is not None
+    assert spec.loader is not None
+    program = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(program)
+    options = program.build_parser().parse_args(["--model-name", "tiny", "--teacher-model-name", "wise"])
+    assert program.words_of(options)[-2:] == ["--tinker-judge-model", "wise"]
+    assert program.variables_of(options)["OPENCLAW_OPD_TEACHER"] == "prm"
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,15 @@ class Meter:
             found["tinker/dollars"] = dollars
         return found
 
+    def line(self) -> str:
+        """Return what was counted, for a person."""
+        found = self.metrics()
+        dollars = found.pop("tinker/dollars", None)
+        parts = [
+            f"{count:,.0f} {name.removeprefix('tinker/').removesuffix('_tokens')}" for name, count in found.items()
+        ]
+        return f"{', '.join(parts) or 'no'} tokens" + ("" if dollars is None else f", {dollars:.2f} dollars")
+
     def restore(self, metrics: Mapping[str, float]) -> None:
         """Go on from what an earlier process had counted."""
         with self._lock:

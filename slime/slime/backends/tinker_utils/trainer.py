@@ -102,8 +102,9 @@ class Rented:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Answer no more, and close the connection."""
+        """Answer no more, close the connection, and say what was used."""
         self._resources.close()
+        say(f"used     {self.service.meter.line()}")
 
     def trainer(self, args: Arguments, stop: StopRequested | None = None) -> TinkerTrainer:
         """Return a trainer, whose start is `TinkerTrainer.init`."""
