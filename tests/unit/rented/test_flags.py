@@ -111,6 +111,16 @@ def test_tokens_have_prices() -> None:
     assert meter.line() == "100,000 prefill, 200,000 cached, 300,000 sample, 400,000 train tokens, 2.40 dollars"
 
 
+def test_what_a_crash_lost_was_paid_for_too(tmp_path: Path) -> None:
+    first = Meter({}, tmp_path / "used.json")
+    first.add("train", 5)
+    first.keep()
+    again = Meter({}, tmp_path / "used.json")
+    again.go_on()
+    again.add("train", 7)
+    assert again.metrics() == {"tinker/train_tokens": 12.0}
+
+
 class Offers:
     """The package at a service that has the model ``tiny``, of 512 tokens."""
 
@@ -131,7 +141,16 @@ class Offers:
 
 def args_of(**changes: Any) -> Arguments:
     values = {"tinker_model": "tiny", "tinker_judge_model": None, "tinker_prices": None, "rollout_max_context_len": 512}
-    return Arguments(**{**values, "hf_checkpoint": str(SHIPPED), "prm_enable": False, **changes})
+    return Arguments(
+        **{
+            **values,
+            "hf_checkpoint": str(SHIPPED),
+            "prm_enable": False,
+            "run_dir": "/nowhere",
+            "resume": False,
+            **changes,
+        }
+    )
 
 
 @pytest.fixture

@@ -203,7 +203,7 @@ def test_a_snapshot_costs_nothing_when_the_state_is_saved(tmp_path: Path) -> Non
     assert [state[3] for state in rented.service.states.values()] == [None, module.DAY]
 
 
-def test_a_resumed_run_goes_on_with_weights_schedule_version_and_meter(tmp_path: Path) -> None:
+def test_a_resumed_run_goes_on_with_weights_schedule_and_version(tmp_path: Path) -> None:
     first, rented = started(tmp_path)
     for rollout in range(2):
         step(first, rollout)
@@ -222,7 +222,6 @@ def test_a_resumed_run_goes_on_with_weights_schedule_version_and_meter(tmp_path:
     assert second.start == 2  # type: ignore[attr-defined]
     assert second.versions() == ("2", "2")
     assert second._now.moments == 2  # type: ignore[attr-defined]
-    assert service.meter.metrics() == {"tinker/train_tokens": 24.0, "tinker/dollars": 24.0}
     step(second, 2)
     assert weights_of(second) == weights_of(first)
 

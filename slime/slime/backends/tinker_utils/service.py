@@ -6,16 +6,19 @@ line that says what to do, before anything starts. Token ids are all that it get
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
 
 from groundwork.exceptions import ConfigError
+from groundwork.private_files import write_note
 from slime.args import Arguments, required
 from slime.arguments.tinker import ADDRESS, KEY, PREFILL, SAMPLE, TRAIN, read_prices
 from slime.exceptions import LostError
@@ -27,10 +30,14 @@ if TYPE_CHECKING:
 USUAL_ADDRESS = "https://tinker.thinkingmachines.dev/services/tinker-prod"
 LOOK_SECONDS = 20.0
 MILLION = 1_000_000
+USED_NAME = "used_tokens.json"
+"""File of the run's folder with the tokens that the service was asked for, by kind."""
 
 
 class Meter:
-    """Tokens that the service prefilled, sampled and trained for this process, and their price. Thread-safe.
+    """Tokens that the service prefilled, sampled and trained for a run, and their price. Thread-safe.
+
+    Steps that a crash lost were paid for, too, so the count lies in the run's folder, not in a checkpoint.
 
     Example:
         >>> meter = Meter({"train": 2.0, "sample": 1.0})
@@ -39,9 +46,10 @@ class Meter:
         True
     """
 
-    def __init__(self, prices: Mapping[str, float]) -> None:
-        """``prices``: dollars for a million tokens by kind; empty: no dollars are counted."""
-        self._prices, self._tokens, self._lock = prices, Counter[str](), threading.Lock()
+    def __init__(self, prices: Mapping[str, float], file: Path | None = None) -> None:
+        """``prices``: dollars for a million tokens by kind, empty: no dollars are counted; ``file``: where `keep` writes."""
+        self._prices, self._file, self._lock = prices, file, threading.Lock()
+        self._tokens = Counter[str]()
 
     def add(self, kind: str, tokens: int) -> None:
         """Count tokens of a kind."""
@@ -67,13 +75,16 @@ class Meter:
         ]
         return f"{', '.join(parts) or 'no'} tokens" + ("" if dollars is None else f", {dollars:.2f} dollars")
 
-    def restore(self, metrics: Mapping[str, float]) -> None:
-        """Go on from what an earlier process had counted."""
-        with self._lock:
-            for name, value in metrics.items():
-                kind, is_tokens, _ = name.removeprefix("tinker/").partition("_tokens")
-                if is_tokens:
-                    self._tokens[kind] += int(value)
+    def keep(self) -> None:
+        """Write what was counted, once the run has a folder."""
+        if self._file is not None and self._file.parent.is_dir():
+            with self._lock:
+                write_note(self._file, dict(self._tokens))
+
+    def go_on(self) -> None:
+        """Go on from what an earlier process of the run kept."""
+        if self._file is not None and self._file.is_file():
+            self._tokens.update(json.loads(self._file.read_text()))
 
 
 class Sampler:
@@ -160,7 +171,9 @@ class Service:
         self._resources = ExitStack()
         self.model = required("--tinker-model", args.tinker_model)
         self.address = os.environ.get(ADDRESS) or USUAL_ADDRESS
-        self.meter = Meter(read_prices(args.tinker_prices))
+        self.meter = Meter(read_prices(args.tinker_prices), Path(args.run_dir, USED_NAME))
+        if args.resume:
+            self.meter.go_on()
 
     def __enter__(self) -> Service:
         """Connect.

@@ -104,6 +104,7 @@ class Rented:
     def __exit__(self, *_: object) -> None:
         """Answer no more, close the connection, and say what was used."""
         self._resources.close()
+        self.service.meter.keep()
         say(f"used     {self.service.meter.line()}")
 
     def trainer(self, args: Arguments, stop: StopRequested | None = None) -> TinkerTrainer:
@@ -159,7 +160,6 @@ class TinkerTrainer:
             return args.start_rollout_id or 0
         meta = self._load(folder)
         self._versions.load(meta)
-        self._service.meter.restore(meta.get("meter", {}))
         return int(meta[CURSOR]) + 1
 
     def _load(self, folder: Path) -> dict[str, Any]:
@@ -202,6 +202,7 @@ class TinkerTrainer:
                 break
         if own:
             self.keep_steps()
+        self._service.meter.keep()
         named = [{f"train/{name}": value for name, value in step.items()} for step in steps]
         means = {name: sum(step[name] for step in named) / len(named) for name in named[0]}
         seconds = {"perf/actor_train_time": time.monotonic() - began}
@@ -378,7 +379,6 @@ class TinkerTrainer:
             "schedule": self._schedule.state_dict(),
             "model": self._service.model,
             "address": self._service.address,
-            "meter": self._service.meter.metrics(),
             "hf_checkpoint": str(self._args.hf_checkpoint),
             "lora": True,
             **self._versions.state(),
