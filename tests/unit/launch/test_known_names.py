@@ -41,7 +41,7 @@ PROGRAMS = (
     "slime/tools/merge_lora.py",
     "slime/tools/convert_fsdp_to_hf.py",
 )
-OTHER_TRACKS = r"^(bash |ray .*)?(openclaw-tinker/|.*deploy_to_(tinker|fireworks))"
+OTHER_TRACKS = r"^(bash |ray .*)?.*deploy_to_fireworks"
 """Lines of a page that a reader types."""
 
 
