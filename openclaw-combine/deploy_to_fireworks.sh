@@ -1,4 +1,4 @@
 #!/usr/bin/env bash
-# A name of other guides: there is no training on Fireworks yet. It says so, and what trains on GPUs of your own.
+# Learns from conversations with a model that Fireworks trains and samples, on what it rents there; --help lists the options.
 source "$(dirname "${BASH_SOURCE[0]}")/../scripts/launch.sh"
-not_here "no run can train on Fireworks yet, and nothing was sent" openclaw-combine/run_qwen3_4b_openclaw_combine.sh "$@"
+program "$openclaw_root/openclaw-fireworks/run.py" "$@"

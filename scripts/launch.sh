@@ -122,12 +122,6 @@ program() {
         exec "$python" "$@"
 }
 
-# Says what is not there, and what to type instead: a script of this repository.
-not_here() {
-    echo "$(basename "$0"): $1; on GPUs of your own, type: bash $openclaw_root/$2" >&2
-    exit 2
-}
-
 # Sets up the environment of a kind, cpu or gpu; leaves one alone that pip made and that has all packages.
 set_up_packages() {
     local stamp

@@ -41,7 +41,6 @@ METHODS = {
 }
 MODELS = {"qwen3_4b": "qwen3-4B", "qwen3_8b": "qwen3-8B", "qwen35_4b": "qwen3.5-4B"}
 EIGHT, FOUR = "8 GPUs: 4 train, 2 serve, 2 judge.", "LoRA, 4 GPUs: 2 train, 1 serves, 1 judges."
-INSTEAD_OF_CLOUDS = "openclaw-combine/run_qwen3_4b_openclaw_combine.sh"
 DEMO = f"The whole loop on a CPU with a tiny model: talk, judge, train, measure. {OPTIONS}"
 LEARNS = "warm start, GRPO with sandboxed episodes, held-out tasks before and after"
 SERVED = "--served plays with the model of a server instead."
@@ -336,8 +335,8 @@ def scripts() -> Iterator[Script]:
         )
         yield Script(
             f"{folder}deploy_to_fireworks.sh",
-            "A name of other guides: there is no training on Fireworks yet. It says so, and what trains on GPUs of your own.",
-            f'not_here "no run can train on Fireworks yet, and nothing was sent" {INSTEAD_OF_CLOUDS}',
+            "Learns from conversations with a model that Fireworks trains and samples, on what it rents there; --help lists the options.",
+            'program "$openclaw_root/openclaw-fireworks/run.py"',
         )
 
 

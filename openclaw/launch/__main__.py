@@ -246,7 +246,8 @@ def show_and_check(plan: Plan, options: argparse.Namespace, found: FoundMethod |
         print(describe(plan))
     if teacher:
         print(teacher, flush=True)
-    unread = {name: value for name, value in os.environ.items() if not plan.profile.service or name not in OF_SERVICE}
+    read = OF_SERVICE.get(plan.profile.service or "", ())
+    unread = {name: value for name, value in os.environ.items() if name not in read}
     for warning in name_warnings(unread, found):
         print(f"warning: {warning}", flush=True)
     if options.dry_run:

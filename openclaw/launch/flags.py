@@ -23,7 +23,6 @@ from openclaw.launch.profiles import Profile
 from openclaw.launch.task import TaskConfig, head_address
 from slime.arguments.cluster import ADDRESS_VARIABLE, named_cluster
 from slime.arguments.model_shape import shape_flags
-from slime.arguments.placement import RENTED
 
 DEFAULT_VOTES = 1
 DUAL_CLIP = 3.0
@@ -277,7 +276,7 @@ def _by_flag(words: Sequence[str]) -> dict[str, list[str]]:
 def _placement_flags(inputs: FlagInputs) -> Words:
     v, nodes = inputs.values, inputs.nodes
     if inputs.profile.service:
-        return ["--device", inputs.profile.device, "--train-backend", RENTED]
+        return ["--device", inputs.profile.device, "--train-backend", inputs.profile.service]
     trains, rollout = nodes, nodes * inputs.counts["rollout"]
     address = f"{v['master_addr']}:{v['master_port']}"
     if isinstance(inputs.own, TaskConfig):

@@ -45,9 +45,15 @@ class Only(NamedTuple):
 
 
 _CHECKPOINT = NoEffect("name the model with HF_CKPT=FOLDER, and the folder of checkpoints with SAVE_CKPT=FOLDER")
-OF_SERVICE = ("TINKER_API_KEY", "TINKER_BASE_URL", "TINKER_PROJECT_ID")
-"""What the package tinker reads, in a run that trains at a service."""
-_SERVICE = NoEffect("this run trains on GPUs of your own; to train at a service type: python openclaw-tinker/run.py")
+OF_SERVICE = {
+    "tinker": ("TINKER_API_KEY", "TINKER_BASE_URL", "TINKER_PROJECT_ID"),
+    "fireworks": ("FIREWORKS_API_KEY", "FIREWORKS_BASE_URL"),
+}
+"""What a run that trains at a service reads, by the service."""
+_SERVICE = {
+    name: NoEffect(f"this run does not train there; to train there type: python openclaw-{name}/run.py")
+    for name in OF_SERVICE
+}
 _STEP = "a step takes the whole batch in as many micro-batches as it needs, and MAX_TOKENS_PER_GPU bounds their memory"
 _CRITIC = "no method here has a critic"
 _LEDGER = "the ledger (OPENCLAW_LEDGER) records every turn and verdict, and JSON lines lie beside it"
@@ -60,9 +66,8 @@ NAMES: dict[str, NoEffect | Only] = {
         "name the judge with PRM_MODEL_PATH=FOLDER, or OPENCLAW_JUDGE_MODEL with OPENCLAW_JUDGE_BASE_URL"
     ),
     **dict.fromkeys(("MODEL_NAME", "MODEL_NAME_OR_PATH"), NoEffect("name the model with HF_CKPT=FOLDER")),
-    **dict.fromkeys(OF_SERVICE, _SERVICE),
+    **{variable: _SERVICE[name] for name, variables in OF_SERVICE.items() for variable in variables},
     "TINKER_ENDPOINT": NoEffect("write TINKER_BASE_URL=URL"),
-    "FIREWORKS_API_KEY": NoEffect("training runs on GPUs of your own, and Fireworks is not asked; unset it"),
     **dict.fromkeys(("TRAIN_BATCH_SIZE", "GLOBAL_BATCH_SIZE", "ROLLOUT_BATCH_SIZE"), NoEffect("write BATCH_SIZE=N")),
     **dict.fromkeys(("NGPUS", "N_GPUS", "GPUS", "NUM_GPUS_PER_NODE"), NoEffect("write NUM_GPUS=N")),
     **dict.fromkeys(("TP_SIZE", "TENSOR_PARALLEL_SIZE"), NoEffect("write TP=N")),

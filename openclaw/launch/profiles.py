@@ -24,7 +24,7 @@ class Profile:
         gpu_memory_gb: GiB of one GPU, for the memory budget on a machine without GPUs.
         tuned_as: profile whose defaults of a method hold here, because the model is the same; default: this one.
         judges: whether it has room for a judge engine.
-        service: whether a service trains and samples, so that the run needs no GPU.
+        service: training back end that is a service and samples, too, so that the run needs no GPU; None: ranks and engines.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Profile:
     gpu_memory_gb: float | None = None
     tuned_as: str | None = None
     judges: bool = True
-    service: bool = False
+    service: str | None = None
 
     def of_method(self, defaults: Mapping[str, Mapping[str, Value]]) -> Mapping[str, Value]:
         """Return what a method's ``profile_defaults`` say about this profile."""
@@ -163,8 +163,9 @@ TINKER = Profile(
         **{"SAVE_INTERVAL": 20, "NUM_ROLLOUT": 1000, "MAX_WEIGHT_STALENESS": 32},
     },
     runtime={"OPENCLAW_JUDGE_GRAMMAR": "0", "OPENCLAW_TEMPERATURE": "1.0"},
-    service=True,
+    service="tinker",
 )
+FIREWORKS = replace(TINKER, name="fireworks", service="fireworks")
 
 # The tiny model at a service, which is a server on this machine.
 TINY_TINKER = replace(
@@ -173,9 +174,9 @@ TINY_TINKER = replace(
     variables={**TINKER.variables, "LORA_RANK": 16, "SAVE_INTERVAL": 4, "NUM_ROLLOUT": 16, "MAX_RESPONSE_LENGTH": 160},
     runtime={**TINY_CPU.runtime, **TINKER.runtime},
     tuned_as=TINY_CPU.name,
-    service=True,
+    service="tinker",
 )
 
-_ALL = (TINKER, TINY_TINKER, GPU8, GPU8_FP8, GPU4_LORA, GPU1_24GB, GPU1_16GB, GPU1_12GB, TINY_CPU, TINY_GPU)
+_ALL = (TINKER, FIREWORKS, TINY_TINKER, GPU8, GPU8_FP8, GPU4_LORA, GPU1_24GB, GPU1_16GB, GPU1_12GB, TINY_CPU, TINY_GPU)
 PROFILES: dict[str, Profile] = {profile.name: profile for profile in _ALL}
 DEFAULT_PROFILE, LORA_PROFILE = GPU8.name, GPU4_LORA.name

@@ -15,6 +15,9 @@ from openclaw.launch.guides import FLAG_TEXTS, words_in
 from openclaw.launch.plan import Plan
 from openclaw.launch.task import TaskConfig
 from openclaw.runtime.where import api_url, inspect_command, own_command
+from slime.arguments.fireworks import ADDRESS as FIREWORKS_ADDRESS
+from slime.arguments.fireworks import KEY as FIREWORKS_KEY
+from slime.arguments.fireworks import NAME as FIREWORKS
 from slime.arguments.placement import describe_placement, start_lines
 from slime.arguments.process_environment import environment_lines
 from slime.arguments.tinker import ADDRESS, KEY
@@ -41,7 +44,7 @@ def shown_value(row: Row) -> str:
     return "none" if row.value is None else f"{row.value:.15g}"
 
 
-TRACKER_SECRETS = ("WANDB_API_KEY", "WANDB_KEY", "HF_TOKEN", KEY)
+TRACKER_SECRETS = ("WANDB_API_KEY", "WANDB_KEY", "HF_TOKEN", KEY, FIREWORKS_KEY)
 STARTED_AS = "LAUNCHED_AS"
 """The variable in which scripts/launch.sh gives the command line of the script."""
 PRECEDENCE = "precedence: flag > variable > --config file > profile > method or task > default"
@@ -189,8 +192,14 @@ def process_lines(plan: Plan) -> Iterator[str]:
 def summary_lines(plan: Plan) -> Iterator[str]:
     """Yield one line per role: its GPUs as a range; or which service trains, samples and judges, and what it gets."""
     if plan.profile.service:
-        address = plan.environment.get(ADDRESS) or "the usual address of the package tinker"
+        if fireworks := plan.profile.service == FIREWORKS:
+            address = plan.environment.get(FIREWORKS_ADDRESS) or "the usual address of Fireworks"
+        else:
+            address = plan.environment.get(ADDRESS) or "the usual address of the package tinker"
         yield f"  service  {address}, model {plan.args.tinker_model}"
+        if fireworks:
+            end = "kept at the end" if plan.args.fireworks_keep else "deleted at the end"
+            yield f"  rents    a trainer job of {plan.args.fireworks_training_shape} and a deployment, {end}"
         yield "  gets     prompts, replies, judge's questions and training data, as token ids; the ledger and keys stay here"
         return
     ids = list(plan.gpu_ids or range(plan.gpus_needed))

@@ -166,8 +166,9 @@ def _in_checkpoint(saved: SavedVersion, more: str = "") -> Learned:
     if (adapter / CONFIG).is_file():
         return Learned(adapter, what, True, more)
     if saved.at_service is not None:
+        how = ", as with: tinker checkpoint download {}" if saved.at_service.startswith("tinker://") else ": {}"
         raise ConfigError(
-            f"the service that trained {what} has its weights; get them there, as with: tinker checkpoint download {saved.at_service}"
+            f"the service that trained {what} has its weights; get them there{how.format(saved.at_service)}"
         )
     if not (saved.folder / STATE).is_dir():
         raise MegatronError(

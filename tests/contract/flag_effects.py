@@ -11,6 +11,7 @@ CONTRACT, INTEGRATION = "tests/contract", "tests/integration"
 CORE, FSDP, RAY = "tests/unit/slime_core", "tests/unit/fsdp", "tests/unit/ray"
 BRIDGE, LAUNCH, REWARDS = "tests/unit/bridge", "tests/unit/launch", "tests/unit/rewards"
 PUSHES, RENTED = "tests/unit/weight_sync", "tests/unit/rented"
+FIREWORKS = f"{RENTED}/test_fireworks_rental.py"
 MEGATRON = f"{CORE}/test_flags_of_megatron.py"
 ACTOR, TRAINING = f"{FSDP}/test_flags_of_the_actor.py", f"{FSDP}/test_flags_of_training.py"
 SAMPLING, ENGINES = f"{CORE}/test_flags_of_sampling.py", f"{CORE}/test_flags_of_engines.py"
@@ -35,6 +36,11 @@ EFFECTS = {
     f"{RENTED}/test_trainer.py::test_epochs_repeat_the_steps": "tinker-epochs",
     f"{RENTED}/test_trainer.py::test_a_state_of_another_program_is_a_start": "tinker-start",
     f"{RENTED}/test_flags.py::test_what_cannot_work_is_refused_by_name": "tinker-prices",
+    f"{FIREWORKS}::test_the_trainer_comes_first_then_a_deployment_that_loads_from_it": """fireworks-training-shape
+        fireworks-gpus""",
+    f"{FIREWORKS}::test_what_cannot_work_costs_nothing": "fireworks-deployment",
+    f"{FIREWORKS}::test_what_is_kept_is_named_with_its_end": "fireworks-keep",
+    f"{FIREWORKS}::test_waiting_has_an_end_that_says_what_to_do": "fireworks-wait-minutes",
     # Places
     f"{ENGINES}::test_a_role_has_its_gpus": """actor-num-gpus-per-node rollout-num-gpus prm-num-gpus
         rollout-num-gpus-per-engine prm-num-gpus-per-engine critic-num-gpus-per-node debug-rollout-only prm-router-ip

@@ -208,7 +208,7 @@ async def test_the_judge_builds_what_its_teacher_reads(
         ('variable("FORESIGHT_WEIGHT"', 'variable("PRM_M"', "PRM_M is already declared"),
         ('{"PRM_M": 2,', '{"PRM_N": 2,', "default for the unknown variable PRM_N"),
         ('{"PRM_M": 2,', '{"PRM_M": 0,', "PRM_M=0 is too small"),
-        ('{"tiny_cpu"', '{"tiny"', "unknown profile tiny; use gpu1_12gb"),
+        ('{"tiny_cpu"', '{"tiny"', "unknown profile tiny; use fireworks, gpu1_12gb"),
         ('    name = "foresight"\n', "", "Config has no name"),
         (
             '    name = "foresight"\n',

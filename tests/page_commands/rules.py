@@ -50,7 +50,7 @@ class Rule:
 
 
 _TOOLS = r"slime/tools/\w+\.py|terminal-rl/(data_utils/\w+|router_server)\.py|openclaw-test/user_chat\.py|-m (agentrl\.(pool|router|harness) |benchmarks\.|slime\.ray\.worker_node |tests\.flag_mutations |tests\.security |openclaw\.models \S)"
-_PROGRAMS = r"slime/(train|train_async|eval_only)\.py --|openclaw-test/personal_run\.py|-m openclaw\.(launch|server) -|openclaw-combine/serve_model\.py|openclaw-tinker/run\.py"
+_PROGRAMS = r"slime/(train|train_async|eval_only)\.py --|openclaw-test/personal_run\.py|-m openclaw\.(launch|server) -|openclaw-combine/serve_model\.py|openclaw-(tinker|fireworks)/run\.py"
 RULES = (
     Rule(Kind.ELSEWHERE, r"curl \S+/v1/me/adapter ", "needs a server with an adapter for each person; tests/unit/gateway/test_own_adapter.py asks one"),
     Rule(Kind.SERVER, r"curl |(.* \| )?openclaw-rl chat\b|python -m openclaw_combine\.test_rollout ", "asks a gateway"),
@@ -77,8 +77,9 @@ RULES = (
     Rule(Kind.RUN, r"python -m pytest tests/contract/plugins", "the contract's tests on a plugin that the page shows", "-k test_contract"),
     Rule(Kind.SERVER, r"python openclaw-combine/collect_rollouts\.py", "follows a gateway until Ctrl-C", "--once"),
     Rule(Kind.ELSEWHERE, r"python (-m openclaw\.\w+|-m slime\.ray\.\w+|slime/train\.py --colocate|slime/train_grpo\.py|-m openclaw\.server --enable-rl-intercept)$|openclaw-rl \w+$", "a sentence names a program"),
+    Rule(Kind.ELSEWHERE, r"python openclaw-fireworks/run\.py --delete ", "deletes what a run rents; tests/unit/rented/test_fireworks_rental.py has it done"),
     Rule(Kind.ELSEWHERE, r"openclaw-rl resume ", "needs a run whose training is paused; tests/unit/slime_core/test_fuses.py pauses one"),
-    Rule(Kind.DRY_RUN, r"(bash )?(\S+/)?(run_\w+|launch_user_llm|deploy_to_tinker)\.sh", "starts engines and a trainer", "--dry-run"),
+    Rule(Kind.DRY_RUN, r"(bash )?(\S+/)?(run_\w+|launch_user_llm|deploy_to_(tinker|fireworks))\.sh", "starts engines and a trainer", "--dry-run"),
     Rule(Kind.DRY_RUN, r"python openclaw-combine/train_async\.py", "starts engines and a trainer in a process of its own, which sees this machine's GPUs", "--dry-run --gpu-memory-gb 80"),
     Rule(Kind.DRY_RUN, rf"python ({_PROGRAMS})", "starts engines or a trainer", "--dry-run"),
     Rule(Kind.DRY_RUN, r"ray job submit .* -- python3 ", "starts a training in a cluster of the user's", "--dry-run"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import runpy
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
@@ -240,6 +241,7 @@ def test_every_flag_in_the_documentation_exists(repository: Path) -> None:
                 "openclaw",
                 "openclaw_combine",
                 "openclaw-tinker",
+                "openclaw-fireworks",
                 "lab",
                 "openclaw-test",
                 "terminal-rl",
@@ -314,7 +316,8 @@ def test_every_variable_in_the_documentation_exists(repository: Path) -> None:
         TOKEN_VARIABLE,
         KEY_VARIABLE,
         *(USER_LLM_KEY, AGENT_KEY),
-        *OF_SERVICE,
+        *runpy.run_path(str(repository / "openclaw-fireworks" / "run.py"))["OF_GUIDES"],
+        *(name for names in OF_SERVICE.values() for name in names),
         MODE_VARIABLE,
         # scripts/setup.sh and the programs it runs
         *("PYTHON", "TORCH_INDEX", "PATH", "CUDA_HOME", "CUDA_PATH"),

@@ -192,7 +192,7 @@ class Arguments(FlatArguments):
     prm_max_new_tokens: int = 2048
     prm_router_ip: str | None = None
     prm_router_port: int | None = None
-    train_backend: Literal["fsdp", "megatron", "tinker"] = DERIVED
+    train_backend: Literal["fsdp", "megatron", "tinker", "fireworks"] = DERIVED
     train_dtype: Literal["float32", "bfloat16"] = DERIVED
     attn_implementation: Literal[
         "sdpa", "eager", "cudnn", "varlen", "auto", "flash_attention_2", "flash_attention_4"
@@ -306,6 +306,11 @@ class Arguments(FlatArguments):
     tinker_start: str | None = None
     tinker_loss: Literal["ppo", "importance_sampling", "cispo"] = "ppo"
     tinker_prices: str | None = None
+    fireworks_training_shape: str | None = None
+    fireworks_deployment: str | None = None
+    fireworks_gpus: int | None = None
+    fireworks_keep: bool = False
+    fireworks_wait_minutes: float = 120.0
     use_tensorboard: bool = False
     tensorboard_dir: str | None = None
     tb_project_name: str | None = None

@@ -287,12 +287,10 @@ def difference(args: Arguments, folder: Path) -> str | None:
     if (PEOPLE in meta) != bool(args.adapter_per_person):
         kind, do = ("an adapter for each person", "add") if PEOPLE in meta else ("one policy for everybody", "remove")
         return f"holds {kind}: {do} --adapter-per-person"
-    if (AT_SERVICE in meta) != is_rented(args):
-        return (
-            "holds a state of a service: add --train-backend tinker"
-            if AT_SERVICE in meta
-            else "holds weights, which no service reads"
-        )
+    if (AT_SERVICE in meta) and (scheme := str(meta[AT_SERVICE]).partition(":")[0]) != args.train_backend:
+        return f"holds a state of a service: add --train-backend {scheme}"
+    if AT_SERVICE not in meta and is_rented(args):
+        return "holds weights, which no service reads"
     if AT_SERVICE in meta and meta.get("model") != args.tinker_model:
         return f"is of {meta.get('model')}: give --tinker-model {meta.get('model')}, or start in another folder"
     try:

@@ -21,6 +21,7 @@ from slime.arguments.backend import MEGATRON
 from slime.arguments.checkpoint import CHECKPOINT
 from slime.arguments.cluster import CLUSTER, COLOCATE
 from slime.arguments.dry_run import show_plan, with_command
+from slime.arguments.fireworks import FIREWORKS
 from slime.arguments.memory_budget import memory_problems
 from slime.arguments.model_shape import MODEL_SHAPE
 from slime.arguments.option import COMMON, add_help_all, short_help
@@ -62,6 +63,7 @@ GROUPS = (
     MODEL_SHAPE,
     MEGATRON,
     TINKER,
+    FIREWORKS,
     TRACKING,
     DEBUG,
     MEMORY_HISTORY,

@@ -25,13 +25,13 @@ GpuId = int | str
 """A GPU as in ``CUDA_VISIBLE_DEVICES``: its number on a machine, or ``GPU-`` and a UUID."""
 STAGES = ("pp_size", "pipeline_parallel_size")
 """Both names of SGLang's flag for pipeline stages."""
-RENTED = "tinker"
-"""The training back end that is a service, which samples, too."""
+RENTED = ("tinker", "fireworks")
+"""Training back ends that are services, which sample, too."""
 
 
 def is_rented(args: Arguments) -> bool:
     """Return whether a service trains and samples, so that this machine needs no GPU."""
-    return args.train_backend == RENTED
+    return args.train_backend in RENTED
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Flags of ``--train-backend tinker``, and which others have no effect with it. Imports neither torch nor the package tinker."""
+"""Flags of ``--train-backend tinker`` and ``fireworks``, and which others have no effect with it. Imports neither torch nor the package tinker."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from slime.args import Arguments
 from slime.arguments.algorithm import ALGORITHM, CRITIC, GATE
 from slime.arguments.cluster import CLUSTER, COLOCATE
 from slime.arguments.option import Group, Option
-from slime.arguments.placement import RENTED as NAME
 from slime.arguments.placement import is_rented
 from slime.arguments.rollout import JUDGE, ROLLOUT
 from slime.arguments.trainer import LORA, OPTIMIZER, TRAINER, WEIGHT_SYNC
@@ -20,7 +19,7 @@ PREFILL, SAMPLE, TRAIN = KINDS = ("prefill", "sample", "train")
 LOSSES = ("ppo", "importance_sampling", "cispo")
 
 TINKER = Group(
-    "Tinker (--train-backend tinker: a service trains and samples)",
+    "Tinker (--train-backend tinker or fireworks: a service trains and samples)",
     (
         Option("--tinker-model", "the model to train, as the service names it"),
         Option(
@@ -61,20 +60,23 @@ def check_tinker(args: Arguments) -> list[str]:
     """Return the problems, one line each."""
     own = [option.flag for option in TINKER.options if option.is_given(args)]
     if not is_rented(args):
-        return [f"{', '.join(own)}: only with --train-backend {NAME}; add it, or remove them"] if own else []
+        return (
+            [f"{', '.join(own)}: only with --train-backend tinker or fireworks; add it, or remove them"] if own else []
+        )
+    name = args.train_backend
     groups = (ALGORITHM, CRITIC, GATE, CLUSTER, COLOCATE, JUDGE, TRAINER, WEIGHT_SYNC, LORA, OPTIMIZER)
     idle = [o.flag for group in groups for o in group.options if o.attribute not in _READ and o.is_given(args)]
     idle += [o.flag for o in ROLLOUT.options if o.attribute.startswith("rollout_external") and o.is_given(args)]
     problems = [f"{', '.join(idle)}: without effect where a service trains; remove them"] if idle else []
     if not args.tinker_model:
-        problems.append(f"--train-backend {NAME} needs --tinker-model NAME, a model of the service")
+        problems.append(f"--train-backend {name} needs --tinker-model NAME, a model of the service")
     if not args.use_lora:
-        problems.append(f"--train-backend {NAME} trains an adapter; add --use-lora")
+        problems.append(f"--train-backend {name} trains an adapter; add --use-lora")
     if not args.use_rollout_logprobs:
-        problems.append(f"--train-backend {NAME} needs --use-rollout-logprobs: a service recomputes nothing")
+        problems.append(f"--train-backend {name} needs --use-rollout-logprobs: a service recomputes nothing")
     if args.advantage_estimator not in _ESTIMATORS:
         problems.append(
-            f"--advantage-estimator {args.advantage_estimator}: with --train-backend {NAME} choose of {', '.join(_ESTIMATORS)}"
+            f"--advantage-estimator {args.advantage_estimator}: with --train-backend {name} choose of {', '.join(_ESTIMATORS)}"
         )
     if args.loss_type != "policy_loss":
         problems.append(f"--loss-type {args.loss_type}: a service has losses of its own; see --tinker-loss")
@@ -83,7 +85,7 @@ def check_tinker(args: Arguments) -> list[str]:
             f"--rollout-temperature {args.rollout_temperature:g}: a service trains at temperature 1; leave it out"
         )
     if args.use_kl_loss and not (args.use_unbiased_kl and args.kl_loss_type == "k1"):
-        problems.append(f"--use-kl-loss: with --train-backend {NAME} add --kl-loss-type k1 --use-unbiased-kl")
+        problems.append(f"--use-kl-loss: with --train-backend {name} add --kl-loss-type k1 --use-unbiased-kl")
     if args.tinker_epochs < 1:
         problems.append(f"--tinker-epochs {args.tinker_epochs}: give 1 or more")
     try:
@@ -91,7 +93,7 @@ def check_tinker(args: Arguments) -> list[str]:
     except ValueError as error:
         problems.append(f"--tinker-prices {args.tinker_prices}: {error}")
     if importlib.util.find_spec("tinker") is None:
-        problems.append(f"--train-backend {NAME} needs the package tinker; type: pip install 'openclaw-rl[tinker]'")
+        problems.append(f"--train-backend {name} needs the package tinker; type: pip install 'openclaw-rl[tinker]'")
     return problems
 
 

@@ -15,10 +15,10 @@ TRAINER = Group(
     (
         Option(
             "--train-backend",
-            "training back end; default: megatron if a flag of Megatron or of the model's shape is given, else fsdp; tinker: a service",
+            "training back end; default: megatron if a flag of Megatron or of the model's shape is given, else fsdp; tinker, fireworks: a service",
             str,
             None,
-            ("fsdp", "megatron", "tinker"),
+            ("fsdp", "megatron", "tinker", "fireworks"),
         ),
         Option(
             "--train-dtype",

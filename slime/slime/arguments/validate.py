@@ -39,6 +39,7 @@ from slime.arguments.cluster import (
     trainer_gpus,
 )
 from slime.arguments.evaluation import check_evaluation, check_rewards
+from slime.arguments.fireworks import check_fireworks
 from slime.arguments.model_shape import check_model_shape, check_trainable
 from slime.arguments.placement import is_rented
 from slime.arguments.process_environment import check_shared
@@ -187,6 +188,7 @@ def validate(args: Arguments, words: Sequence[str] = ()) -> list[str]:
         *check_steps(args),
         *check_warmup(args),
         *check_tinker(args),
+        *check_fireworks(args),
     ]  # before derivations fill in missing values
     derive_backend(args, words)
     derive_loss(args, words)

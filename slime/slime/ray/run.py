@@ -31,6 +31,7 @@ from groundwork.start_timeline import DRIVER, VARIABLE, Beginning, StartWatch, S
 from slime.args import Arguments, required
 from slime.arguments.backend import backend_line
 from slime.arguments.dry_run import missing_at_start
+from slime.arguments.fireworks import NAME as FIREWORKS
 from slime.arguments.placement import Placement, describe_placement, is_rented, start_lines, trainer_waits
 from slime.exceptions import DataUsedError, LostError, NodeLostError, RankLostError, SlimeError
 from slime.observability.metric_utils import compute_rollout_step
@@ -190,7 +191,7 @@ class Run:
         if trains(args, placement):
             say(backend_line(args))
         if is_rented(args):
-            self.rented = self._resources.enter_context(rent(args))
+            self.rented = self._resources.enter_context(rent(args, self.stop))
             self.args = args = self.rented.arguments(args)
         num_gpus = args.num_gpus or placement.total
         self._resources.enter_context(ray_cluster(args, num_gpus=num_gpus, stop=self.stop))
@@ -443,11 +444,17 @@ def trains(args: Arguments, placement: Placement) -> bool:
     return bool(placement.actor) or (is_rented(args) and not args.debug_rollout_only)
 
 
-def rent(args: Arguments) -> Rented:
-    """Return the service of ``--train-backend tinker``; its package is imported now, not for other runs."""
+def rent(args: Arguments, stop: StopRequested) -> Rented:
+    """Return the service that trains and samples; the packages for it are imported now, not for other runs."""
     from slime.backends.tinker_utils.trainer import Rented
 
-    return Rented(args)
+    if args.train_backend == FIREWORKS:
+        from slime.backends.fireworks_utils.service import FireworksService
+
+        return Rented(args, FireworksService(args, stop))
+    from slime.backends.tinker_utils.service import Service
+
+    return Rented(args, Service(args))
 
 
 @ended_training_log()

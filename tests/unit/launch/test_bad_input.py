@@ -21,7 +21,7 @@ CASES = """
 -m openclaw.launch | --method combin | or the path of a method folder; did you mean combine?
 -m openclaw.launch | --method opnclaw-rl | did you mean openclaw-rl?
 -m openclaw.launch | | add --method combine|hybrid|oel|opd|opd_topk|personal|rl|sdpo|FOLDER; --help explains it
--m openclaw.launch | --method rl --profile tiny_cpuu | --profile: 'tiny_cpuu' is not one of gpu1_12gb,
+-m openclaw.launch | --method rl --profile tiny_cpuu | --profile: 'tiny_cpuu' is not one of fireworks, gpu1_12gb,
 -m openclaw.launch | --method rl --rollout-function-path rollout_binary.py | no such file; did you mean openclaw-rl/rollout_binary.py?
 -m openclaw.launch | --method rl --profil tiny_cpu | unknown argument --profil; did you mean --profile?
 -m openclaw.launch | --method rl --rollout-batch-siz 4 | unknown argument --rollout-batch-siz; did you mean --rollout-batch-size?

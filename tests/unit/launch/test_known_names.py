@@ -41,8 +41,6 @@ PROGRAMS = (
     "slime/tools/merge_lora.py",
     "slime/tools/convert_fsdp_to_hf.py",
 )
-OTHER_TRACKS = r"^(bash |ray .*)?.*deploy_to_fireworks"
-"""Lines of a page that a reader types."""
 
 
 @pytest.mark.parametrize("name", [*SCRIPTS, *PROGRAMS])
@@ -75,10 +73,3 @@ def test_grpo_is_train_with_its_estimator(repository: Path) -> None:
     text = (repository / "slime" / "train_grpo.py").read_text()
     words = re.findall(r'"(--[a-z-]+)", "(\w+)"', text)[0]
     assert build_parser().parse_args(list(words)).advantage_estimator == "grpo"
-
-
-def test_nothing_promises_scripts_of_other_tracks(repository: Path) -> None:
-    pages = [*repository.glob("*.md"), *repository.glob("instructions/**/*.md"), *repository.glob("openclaw-*/*.md")]
-    pages = [page for page in pages if page.parent.name != "guides"]  # they say what these lines answer
-    promised = {page.name for page in pages if re.search(OTHER_TRACKS, page.read_text(), re.MULTILINE)}
-    assert not promised

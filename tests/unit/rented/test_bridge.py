@@ -17,6 +17,7 @@ from openclaw.exceptions import EngineRefusedError, EngineRejectedError, EngineU
 from openclaw.judge.client import BaseModel, EngineHttp
 from openclaw.judge.teacher import score
 from slime.backends.tinker_utils.bridge import Bridge
+from slime.backends.tinker_utils.service import Sampled
 
 tinker = pytest.importorskip("tinker", reason="install the tinker extra")
 TINY = Path(__file__).resolve().parents[3] / "lab" / "tiny_models" / "shipped"
@@ -32,6 +33,9 @@ class Sampler:
         self.waits = asyncio.Event()
         self.waits.set()
 
+    def load(self) -> None:
+        """It is there."""
+
     async def sample(self, ids: Sequence[int], parameters: Mapping[str, Any], topk: int = 0) -> Any:
         self.asked.append((list(ids), dict(parameters), topk))
         await self.waits.wait()
@@ -39,13 +43,14 @@ class Sampler:
             raise self.fails
         ranked = [[(token, value), (3, -2.0)][:topk] for token, value in zip(REPLY, LOG_PROBS, strict=True)]
         reply = SimpleNamespace(tokens=REPLY, logprobs=LOG_PROBS, stop_reason="stop", topk_logprobs=ranked)
-        return SimpleNamespace(sequences=[reply], prompt_cache_hit_tokens=1)
+        return Sampled(SimpleNamespace(sequences=[reply], prompt_cache_hit_tokens=1), self.version)
 
     async def score(self, ids: Sequence[int], topk: int = 0) -> Any:
         self.asked.append((list(ids), {}, topk))
         values = [None, *(-0.5 * place for place in range(1, len(ids)))]
         rows = [None, *([(9, -0.1)] for _ in ids[1:])]
-        return SimpleNamespace(prompt_logprobs=values, topk_prompt_logprobs=rows, prompt_cache_hit_tokens=0)
+        found = SimpleNamespace(prompt_logprobs=values, topk_prompt_logprobs=rows, prompt_cache_hit_tokens=0)
+        return Sampled(found, self.version)
 
 
 @pytest.fixture

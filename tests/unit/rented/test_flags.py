@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
+import runpy
 import subprocess
 import sys
 from contextlib import AbstractContextManager, nullcontext
@@ -153,6 +153,10 @@ def args_of(**changes: Any) -> Arguments:
     )
 
 
+def rented_of(args: Arguments) -> Rented:
+    return Rented(args, Service(args))
+
+
 @pytest.fixture
 def reached(monkeypatch: pytest.MonkeyPatch) -> Offers:
     """The stand-in of the package; the service answers."""
@@ -186,7 +190,19 @@ def test_models_and_lengths_that_it_does_not_have_are_named() -> None:
     with pytest.raises(ConfigError, match="has no model huge"):
         Service(args_of(tinker_judge_model="huge")).__enter__()
     with pytest.raises(ConfigError, match="set CONTEXT_LENGTH=512"):
-        Rented(args_of(rollout_max_context_len=1024)).__enter__()
+        rented_of(args_of(rollout_max_context_len=1024)).__enter__()
+
+
+def test_a_state_that_cannot_be_deleted_is_a_line_in_the_log(reached: Offers, caplog: pytest.LogCaptureFixture) -> None:
+    def deletes(path: str) -> Any:
+        def result(timeout: float) -> None:
+            raise TimeoutError("in vain")
+
+        return SimpleNamespace(result=result)
+
+    reached.delete_checkpoint_from_tinker_path = deletes  # type: ignore[attr-defined]
+    Service(args_of()).forget("tinker://run/weights/1")
+    assert "tinker://run/weights/1 could not be deleted: in vain" in caplog.text
 
 
 def test_a_key_that_is_refused_is_named_without_its_value(reached: Offers) -> None:
@@ -199,7 +215,7 @@ def test_a_key_that_is_refused_is_named_without_its_value(reached: Offers) -> No
 @pytest.mark.usefixtures("reached")
 def test_policy_and_judge_have_addresses_and_a_sentence_says_what_leaves(capsys: pytest.CaptureFixture[str]) -> None:
     args = args_of(prm_enable=True)
-    with Rented(args) as rented:
+    with rented_of(args) as rented:
         found = rented.arguments(args)
     assert found.sglang_router_ip == found.prm_router_ip == "127.0.0.1"
     assert found.sglang_router_port != found.prm_router_port
@@ -261,14 +277,11 @@ def test_the_options_of_guides_reach_the_run() -> None:
 
 
 def test_another_model_of_the_service_teaches_and_judges() -> None:
-    spec = importlib.util.spec_from_file_location("run_at_a_service", REPOSITORY / "openclaw-tinker" / "run.py")
-    assert spec is not None
-    assert spec.loader is not None
-    program = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(program)
-    options = program.build_parser().parse_args(["--model-name", "tiny", "--teacher-model-name", "wise"])
-    assert program.words_of(options)[-2:] == ["--tinker-judge-model", "wise"]
-    assert program.variables_of(options)["OPENCLAW_OPD_TEACHER"] == "prm"
+    made = runpy.run_path(str(REPOSITORY / "openclaw-tinker" / "run.py"))["ServiceProgram"]
+    program = made("tinker", "tiny", "")
+    options, _ = program.parse(["--teacher-model-name", "wise"])
+    assert program.words(options)[-2:] == ["--tinker-judge-model", "wise"]
+    assert program.variables(options, "tiny", {})["OPENCLAW_OPD_TEACHER"] == "prm"
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from groundwork.process import Stopped
 from openclaw.runtime.kept_versions import kept_versions
 from slime.args import Arguments
 from slime.backends.tinker_utils import trainer as module
-from slime.backends.tinker_utils.service import Meter
+from slime.backends.tinker_utils.service import Meter, Sampler
 from slime.backends.tinker_utils.trainer import TinkerTrainer
 from slime.checkpoints.versions import saved_versions
 from slime.exceptions import CheckpointError, RankLostError
@@ -97,6 +97,7 @@ class Service:
     def __init__(self) -> None:
         self.client, self.meter = self, Meter({"train": 1_000_000.0})
         self.states, self.calls, self.rates = dict[str, Any](), list[str](), list[float]()
+        self.gone = list[str]()
         self.fails: dict[str, Exception] = {}
         self.drift = 0.0
 
@@ -111,10 +112,14 @@ class Service:
     def create_training_client_from_state_with_optimizer(self, path: str) -> Future:
         return Future(lambda: Model(self, *self.states[path][:2]))
 
-    def base(self, model: str) -> Any:
-        from slime.backends.tinker_utils.service import Sampler
+    def sampler(self, client: Any, version: str) -> Any:
+        return Sampler(client, version, self.meter)
 
-        return Sampler(SamplingClient(0.0), "base", self.meter)  # type: ignore[arg-type]
+    def base(self, model: str) -> Any:
+        return self.sampler(SamplingClient(0.0), "base")
+
+    def forget(self, path: str) -> None:
+        self.gone.append(path)
 
     def train_tokens(self, tokens: int) -> None:
         self.meter.add("train", tokens)
@@ -226,17 +231,14 @@ def test_a_resumed_run_goes_on_with_weights_schedule_and_version(tmp_path: Path)
     assert weights_of(second) == weights_of(first)
 
 
-def test_old_states_are_deleted_at_the_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    gone: list[str] = []
-    deletes = SimpleNamespace(delete_checkpoint_from_tinker_path=lambda path: Future(lambda: gone.append(path)))
-    monkeypatch.setattr(tinker, "RestClient", lambda: deletes)
+def test_old_states_are_deleted_at_the_service(tmp_path: Path) -> None:
     trainer, rented = started(tmp_path)
     for rollout in range(3):
         step(trainer, rollout)
         trainer.update_weights()
         trainer.save(rollout)
         trainer.publish(rollout)
-    assert gone == [next(iter(rented.service.states))]
+    assert rented.service.gone == [next(iter(rented.service.states))]
 
 
 def test_nothing_is_saved_of_half_a_step(tmp_path: Path) -> None:

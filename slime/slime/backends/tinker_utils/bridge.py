@@ -24,7 +24,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from groundwork.network import find_available_port
-from slime.backends.tinker_utils.service import BASE, Sampler
+from slime.backends.tinker_utils.service import BASE, AnySampler, RefusedError
 
 if TYPE_CHECKING:
     from tinker import SampleResponse
@@ -42,10 +42,6 @@ NEUTRAL: Mapping[str, Any] = {
 KNOWN = frozenset({"max_new_tokens", "temperature", "top_p", "top_k", "stop", "stop_token_ids", "sampling_seed"})
 
 
-class RefusedError(Exception):
-    """The interface has no such request."""
-
-
 class Bridge:
     """An engine's address, in a thread of its own. Owned by the driver.
 
@@ -53,7 +49,7 @@ class Bridge:
         port: on which it answers.
     """
 
-    def __init__(self, tokenizer: Any, base: Sampler) -> None:
+    def __init__(self, tokenizer: Any, base: AnySampler) -> None:
         """``tokenizer``: for the ends of replies, and for texts that a judge writes; ``base`` answers until `serve`."""
         self._tokenizer, self._base, self._served = tokenizer, base, base
         self.port = find_available_port(host=HOST)
@@ -88,8 +84,9 @@ class Bridge:
         self._web.should_exit = self._web.force_exit = True
         self._thread.join()
 
-    def serve(self, sampler: Sampler) -> None:
+    def serve(self, sampler: AnySampler) -> None:
         """Let every request that begins from now on be answered by ``sampler``."""
+        sampler.load()
         self._served = sampler
 
     async def _generate(self, request: Request) -> Response:
@@ -137,9 +134,8 @@ class Bridge:
         topk = int(body.get("top_logprobs_num") or 0)
         if asked.get("max_new_tokens") == 0:
             start = int(body.get("logprob_start_len", len(ids)))
-            return self._scored(ids, start, topk, await sampler.score(ids, topk), sampler)
-        response = await sampler.sample(ids, self._parameters(asked), topk)
-        return self._sampled(ids, topk, response, sampler)
+            return self._scored(ids, start, topk, *await sampler.score(ids, topk))
+        return self._sampled(ids, topk, *await sampler.sample(ids, self._parameters(asked), topk))
 
     def _parameters(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """Return the interface's sampling parameters.
@@ -166,7 +162,7 @@ class Bridge:
         }
         return {name: value for name, value in parameters.items() if value is not None}
 
-    def _sampled(self, ids: Sequence[int], topk: int, response: SampleResponse, sampler: Sampler) -> dict[str, Any]:
+    def _sampled(self, ids: Sequence[int], topk: int, response: SampleResponse, version: str) -> dict[str, Any]:
         [reply] = response.sequences
         tokens, log_probs = list(reply.tokens), reply.logprobs
         if log_probs is None or len(log_probs) != len(tokens):
@@ -176,7 +172,7 @@ class Bridge:
             "completion_tokens": len(tokens),
             "cached_tokens": response.prompt_cache_hit_tokens,
             "finish_reason": {"type": reply.stop_reason},
-            "weight_version": sampler.version,
+            "weight_version": version,
             "output_token_logprobs": [[value, token, None] for value, token in zip(log_probs, tokens, strict=True)],
         }
         if topk:
@@ -185,9 +181,7 @@ class Bridge:
         return {"text": text, "output_ids": tokens, "meta_info": meta}
 
     @staticmethod
-    def _scored(
-        ids: Sequence[int], start: int, topk: int, response: SampleResponse, sampler: Sampler
-    ) -> dict[str, Any]:
+    def _scored(ids: Sequence[int], start: int, topk: int, response: SampleResponse, version: str) -> dict[str, Any]:
         values = list(response.prompt_logprobs or ())
         if len(values) != len(ids):
             raise RefusedError(f"the service scored {len(values)} of {len(ids)} tokens")
@@ -200,7 +194,7 @@ class Bridge:
             "completion_tokens": 0,
             "cached_tokens": response.prompt_cache_hit_tokens,
             "finish_reason": {"type": "length"},
-            "weight_version": sampler.version,
+            "weight_version": version,
             "input_token_logprobs": entries,
         }
         if topk:

@@ -7,13 +7,14 @@ line that says what to do, before anything starts. Token ids are all that it get
 from __future__ import annotations
 
 import json
+import logging
 import os
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import httpx
 
@@ -27,8 +28,10 @@ from slime.utils.probes import Answer, Probe
 if TYPE_CHECKING:
     from tinker import SampleResponse, SamplingClient, ServiceClient
 
+logger = logging.getLogger(__name__)
+
 USUAL_ADDRESS = "https://tinker.thinkingmachines.dev/services/tinker-prod"
-LOOK_SECONDS = 20.0
+LOOK_SECONDS, FORGET_SECONDS = 20.0, 60.0
 MILLION = 1_000_000
 USED_NAME = "used_tokens.json"
 """File of the run's folder with the tokens that the service was asked for, by kind."""
@@ -87,29 +90,64 @@ class Meter:
             self._tokens.update(json.loads(self._file.read_text()))
 
 
-class Sampler:
-    """One version of the weights that the service samples from and scores with.
+class RefusedError(Exception):
+    """The service has no such request, or its answer cannot be used."""
+
+
+class Sampled(NamedTuple):
+    """An answer in the shape of ``tinker.SampleResponse``, and the weight version that gave it."""
+
+    response: Any
+    version: str
+
+
+class AnySampler(Protocol):
+    """What a service samples from and scores with: one version of the weights.
 
     Attributes:
         version: the weight version; `BASE` of the model as it is.
     """
 
+    version: str
+
+    def load(self) -> None:
+        """Make it answer from now on, before it serves."""
+
+    async def sample(self, ids: Sequence[int], parameters: Mapping[str, Any], topk: int = 0) -> Sampled:
+        """Return one reply to ``ids``; ``parameters``: of ``tinker.SamplingParams``, ``topk``: likeliest tokens per position."""
+        ...
+
+    async def score(self, ids: Sequence[int], topk: int = 0) -> Sampled:
+        """Return the log probabilities of ``ids`` at temperature 1; that of the first is None."""
+        ...
+
+    def answers(self, probes: Sequence[Probe]) -> list[Answer]:
+        """Return one answer per probe, in order; see `slime.utils.probes`."""
+        ...
+
+
+class Sampler:
+    """A version of the weights at a service of the Tinker interface; see `AnySampler`."""
+
     def __init__(self, client: SamplingClient, version: str, meter: Meter) -> None:
         self.version = version
         self._client, self._meter = client, meter
 
-    async def sample(self, ids: Sequence[int], parameters: Mapping[str, Any], topk: int = 0) -> SampleResponse:
-        """Return one reply to ``ids``; ``parameters``: of ``tinker.SamplingParams``, ``topk``: likeliest tokens per position."""
-        response = await self._asked(ids, parameters, topk_sample_logprobs=topk)
-        return self._counted(ids, response, len(response.sequences[0].tokens))
+    def load(self) -> None:
+        """No-op: every version of such a service answers."""
 
-    async def score(self, ids: Sequence[int], topk: int = 0) -> SampleResponse:
-        """Return the log probabilities of ``ids`` at temperature 1; that of the first is None."""
+    async def sample(self, ids: Sequence[int], parameters: Mapping[str, Any], topk: int = 0) -> Sampled:
+        """Return one reply."""
+        response = await self._asked(ids, parameters, topk_sample_logprobs=topk)
+        return Sampled(self._counted(ids, response, len(response.sequences[0].tokens)), self.version)
+
+    async def score(self, ids: Sequence[int], topk: int = 0) -> Sampled:
+        """Return the log probabilities of ``ids``."""
         response = await self._asked(ids, {"max_tokens": 1}, include_prompt_logprobs=True, topk_prompt_logprobs=topk)
-        return self._counted(ids, response, 1)
+        return Sampled(self._counted(ids, response, 1), self.version)
 
     def answers(self, probes: Sequence[Probe]) -> list[Answer]:
-        """Return one answer per probe, in order; see `slime.utils.probes`."""
+        """Return one answer per probe."""
         asked = [
             (
                 self._asked([*probe.prompt_ids, *probe.reply_ids], {"max_tokens": 1}, include_prompt_logprobs=True)
@@ -217,6 +255,19 @@ class Service:
     def base(self, model: str) -> Sampler:
         """Return the sampler of a model as it is."""
         return Sampler(self.client.create_sampling_client(base_model=model).result(), BASE, self.meter)
+
+    def sampler(self, client: SamplingClient, version: str) -> Sampler:
+        """Return the sampler of a training client's sampling client."""
+        return Sampler(client, version, self.meter)
+
+    def forget(self, path: str) -> None:
+        """Delete a state of ours; one that stays is only in the way, so a failure is a line in the log."""
+        import tinker
+
+        try:
+            tinker.RestClient().delete_checkpoint_from_tinker_path(path).result(timeout=FORGET_SECONDS)
+        except (tinker.TinkerError, TimeoutError) as error:
+            logger.warning("%s could not be deleted: %s", path, error)
 
     def train_tokens(self, tokens: int) -> None:
         """Count tokens of a forward and backward pass."""

@@ -39,7 +39,7 @@ from slime.backends.tinker_utils.datums import (
     step_metrics,
     with_advantages,
 )
-from slime.backends.tinker_utils.service import Sampler, Service
+from slime.backends.tinker_utils.service import AnySampler
 from slime.backends.trainer.micro_batch import RolloutShard
 from slime.backends.trainer.schedule import Schedule
 from slime.checkpoints import checkpoint_folder
@@ -56,6 +56,8 @@ from slime.weight_sync.pushes import Versions
 if TYPE_CHECKING:
     from tinker import TrainingClient
 
+    from slime.backends.fireworks_utils.service import FireworksService
+    from slime.backends.tinker_utils.service import Service
     from slime.weight_sync.remote_engine import RemoteEngine
 
 logger = logging.getLogger(__name__)
@@ -70,10 +72,10 @@ CURSOR = "rollout_id"
 class Rented:
     """Owns what stands for engines: the service's connection, and the addresses at which it answers as the policy and as the judge."""
 
-    def __init__(self, args: Arguments) -> None:
+    def __init__(self, args: Arguments, service: Service | FireworksService) -> None:
         self._args = args
         self._resources = ExitStack()
-        self.service = Service(args)
+        self.service = service
 
     def __enter__(self) -> Rented:
         """Connect, answer, and say what leaves this machine.
@@ -127,13 +129,13 @@ class TinkerTrainer:
         self._client: TrainingClient | None = None
         self._schedule = Schedule.of_run(args)
         self._versions = Versions()
-        self._serving: Sampler | None = None
-        self._candidate: Sampler | None = None
+        self._serving: AnySampler | None = None
+        self._candidate: AnySampler | None = None
         self._state: str | None = None
         """Path of a state with the current weights and moments; None if steps followed."""
-        self._before: tuple[str, int, Sampler | None] | None = None
+        self._before: tuple[str, int, AnySampler | None] | None = None
         """The state to go back to, the steps that it has, and its sampler."""
-        self._base: Sampler | None = None
+        self._base: AnySampler | None = None
         self._torn = False
         self._names = map("{}-{}".format, itertools.repeat(secrets.token_hex(4)), itertools.count())
 
@@ -307,16 +309,16 @@ class TinkerTrainer:
         assert sampler is not None, "weights serve before anybody asks"
         return self._asked("answer the gate's questions", sampler, probes)
 
-    def _asked(self, what: str, sampler: Sampler, probes: Sequence[Probe]) -> list[Answer]:
+    def _asked(self, what: str, sampler: AnySampler, probes: Sequence[Probe]) -> list[Answer]:
         with self._translated(what):
             return sampler.answers(probes)
 
-    def _current(self) -> Sampler:
+    def _current(self) -> AnySampler:
         """Return the sampler of the trainer's weights."""
         if self._candidate is None:
             version = str(self._versions.next())
-            client = self._value("publish the weights", self._now.save_weights_and_get_sampling_client)
-            self._candidate = Sampler(client, version, self._service.meter)
+            publish = self._now.save_weights_and_get_sampling_client
+            self._candidate = self._service.sampler(self._value("publish the weights", publish), version)
         return self._candidate
 
     def connect_rollout_engines(self, engines: list[RemoteEngine]) -> None:
@@ -327,7 +329,8 @@ class TinkerTrainer:
         if self._before is not None:
             return str(self._versions.live)
         sampler, version = self._current(), self._versions.next()
-        self._rented.policy.serve(sampler)
+        with self._translated("let the weights serve"):
+            self._rented.policy.serve(sampler)
         self._serving = sampler
         self._versions.pushed(version)
         return str(version)
@@ -396,16 +399,7 @@ class TinkerTrainer:
         paths = [str(checkpoint_folder.read_meta(folder).get(AT_SERVICE, "")) for folder in old]
         checkpoint_folder.publish(root, iteration, old)
         for path in filter(None, paths):
-            self._forget(path)
-
-    def _forget(self, path: str) -> None:
-        """Delete a state of ours at the service; one that stays is only in the way, so a failure is a line in the log."""
-        import tinker
-
-        try:
-            tinker.RestClient().delete_checkpoint_from_tinker_path(path).result(timeout=STOP_SECONDS)
-        except (tinker.TinkerError, TimeoutError) as error:
-            logger.warning("%s could not be deleted: %s", path, error)
+            self._service.forget(path)
 
     def restore(self, iteration: int) -> None:
         """Go back to the run's checkpoint after ``iteration`` rollouts; a push gives its weights a new version."""

@@ -1,0 +1,1 @@
+"""Training and sampling at Fireworks; see `service`."""
