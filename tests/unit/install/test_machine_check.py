@@ -210,7 +210,7 @@ def test_a_machine_without_gpus_runs_the_demo(repository: Path) -> None:
     methods = ("combine", "hybrid", "oel", "opd", "personal", "rl", "sdpo")
     demos = {f"openclaw-{method}/run_tiny_cpu.sh" for method in methods}
     agents = {f"openclaw-rl/run_tiny_cpu_{name}.sh" for name in ("mini_swe_agent", "openclaw_agent", "opencode_agent")}
-    others = {"openclaw-combine/run_tiny_cpu_hybrid.sh"} | agents
+    others = {"openclaw-combine/run_tiny_cpu_hybrid.sh", "openclaw-tinker/run_tiny_cpu.sh"} | agents
     agents = {f"{name}-rl/run_tiny_cpu.sh" for name in ("toolcall", "terminal", "gui", "swe")}
     assert fitting(text) == demos | others | agents
     assert "type: scripts/setup.sh cpu" in text
