@@ -53,14 +53,15 @@ class ServiceProgram:
         )
         parser.add_argument(
             "--teacher-model-name",
-            help="model of the service that teaches and judges (default: the policy teaches itself with the hint, its base judges)",
+            help="model of the service that teaches and judges; PRM_MODEL_PATH has its tokenizer (default: the policy teaches itself "
+            "with the hint, its base judges)",
         )
         parser.add_argument(
             "--loss-fn", choices=("ppo", "importance_sampling", "cispo"), default="ppo", help="the service's loss"
         )
         parser.add_argument("--train-epochs", type=int, default=1, help="how often it trains a batch (default: 1)")
         parser.add_argument("--resume-from-ckpt", help="a run's checkpoints to go on from, or a state tinker://...")
-        parser.add_argument("--eval-mode", action="store_true", help="serve and judge, and train nothing")
+        parser.add_argument("--eval-mode", action="store_true", help="serve and record, and neither judge nor train")
         parser.add_argument("--api-key", help="refused: a command line is no place for a key; export SGLANG_API_KEY")
         for flag, (variable, text) in VARIABLES.items():
             parser.add_argument(flag, metavar="V", help=f"{text}; also {variable}")
@@ -108,6 +109,7 @@ class ServiceProgram:
         given["HF_CKPT"] = environment.get("HF_CKPT") or str(options.tokenizer or tokenizer_of(tokenizer))
         if options.teacher_model_name:
             given["OPENCLAW_OPD_TEACHER"] = "prm"
+            given["PRM_MODEL_PATH"] = environment.get("PRM_MODEL_PATH") or str(tokenizer_of(options.teacher_model_name))
         if options.eval_mode:
             given["OPENCLAW_EVAL_MODE"] = "1"
         if options.wandb_project:

@@ -358,12 +358,18 @@ def _method_flags(inputs: FlagInputs) -> Words:
 def _judge_flags(inputs: FlagInputs) -> Words:
     v, (_, runtime) = inputs.values, live_of(inputs)
     gpus = inputs.nodes * inputs.counts["prm"]
+    own_tokenizer = ["--prm-model-path", v["prm_model_path"]] if v["prm_model_path"] else []
     engines = [
         *("--prm-num-gpus", gpus, "--prm-num-gpus-per-engine", v["prm_tp"]),
         *("--prm-model-path", v["prm_model_path"] or v["hf_ckpt"]),
     ]
     return [
-        *("--prm-enable", *([] if inputs.profile.service else engines), "--prm-m", runtime.prm_m or DEFAULT_VOTES),
+        *(
+            "--prm-enable",
+            *(own_tokenizer if inputs.profile.service else engines),
+            "--prm-m",
+            runtime.prm_m or DEFAULT_VOTES,
+        ),
         *("--prm-temperature", runtime.prm_temperature, "--prm-max-new-tokens", runtime.prm_max_new_tokens),
     ]
 

@@ -39,7 +39,7 @@ TINKER = Group(
 _READ = frozenset(
     {
         *("train_backend", "seed", "global_batch_size", "num_steps_per_rollout", "use_dynamic_global_batch_size"),
-        *("disable_rollout_trim_samples", "calculate_per_token_loss", "update_weights_interval"),
+        *("disable_rollout_trim_samples", "calculate_per_token_loss"),
         *("lr", "min_lr", "lr_decay_style", "lr_decay_iters", "lr_wsd_decay_iters", "lr_wsd_decay_style"),
         *("lr_warmup_iters", "lr_warmup_samples", "lr_warmup_fraction", "lr_warmup_init", "weight_decay"),
         *("adam_beta1", "adam_beta2", "adam_eps", "clip_grad", "use_checkpoint_lr_scheduler", "override_lr_scheduler"),
@@ -66,7 +66,8 @@ def check_tinker(args: Arguments) -> list[str]:
     name = args.train_backend
     groups = (ALGORITHM, CRITIC, GATE, CLUSTER, COLOCATE, JUDGE, TRAINER, WEIGHT_SYNC, LORA, OPTIMIZER)
     idle = [o.flag for group in groups for o in group.options if o.attribute not in _READ and o.is_given(args)]
-    idle += [o.flag for o in ROLLOUT.options if o.attribute.startswith("rollout_external") and o.is_given(args)]
+    others = ("rollout_external", "rollout_external_engine_addrs", "update_weights_interval")
+    idle += [o.flag for o in ROLLOUT.options if o.attribute in others and o.is_given(args)]
     problems = [f"{', '.join(idle)}: without effect where a service trains; remove them"] if idle else []
     if not args.tinker_model:
         problems.append(f"--train-backend {name} needs --tinker-model NAME, a model of the service")
@@ -86,6 +87,10 @@ def check_tinker(args: Arguments) -> list[str]:
         )
     if args.use_kl_loss and not (args.use_unbiased_kl and args.kl_loss_type == "k1"):
         problems.append(f"--use-kl-loss: with --train-backend {name} add --kl-loss-type k1 --use-unbiased-kl")
+    if args.tinker_judge_model not in (None, args.tinker_model) and not args.prm_model_path:
+        problems.append(
+            f"--tinker-judge-model {args.tinker_judge_model} needs --prm-model-path FOLDER, with its tokenizer"
+        )
     if args.tinker_epochs < 1:
         problems.append(f"--tinker-epochs {args.tinker_epochs}: give 1 or more")
     try:

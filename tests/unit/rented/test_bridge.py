@@ -30,6 +30,7 @@ class Sampler:
     def __init__(self, version: str) -> None:
         self.version, self.asked = version, list[tuple[list[int], dict[str, Any], int]]()
         self.fails: Exception | None = None
+        self.finished = 0
         self.waits = asyncio.Event()
         self.waits.set()
 
@@ -41,6 +42,7 @@ class Sampler:
         await self.waits.wait()
         if self.fails is not None:
             raise self.fails
+        self.finished += 1
         ranked = [[(token, value), (3, -2.0)][:topk] for token, value in zip(REPLY, LOG_PROBS, strict=True)]
         reply = SimpleNamespace(tokens=REPLY, logprobs=LOG_PROBS, stop_reason="stop", topk_logprobs=ranked)
         return Sampled(SimpleNamespace(sequences=[reply], prompt_cache_hit_tokens=1), self.version)
@@ -101,6 +103,19 @@ async def test_a_reply_that_began_keeps_its_version_and_the_next_has_the_new_one
     assert (first.weight_version, later.weight_version) == ("7", "8")
 
 
+async def test_a_reply_that_its_client_left_goes_on_and_is_counted(bridge: Bridge, base: Sampler) -> None:
+    base.waits.clear()
+    began = asyncio.create_task(reply_of(bridge))
+    while not base.asked:
+        await asyncio.sleep(0.01)
+    began.cancel()
+    await asyncio.wait([began])
+    bridge._web.servers[0].get_loop().call_soon_threadsafe(base.waits.set)
+    async with asyncio.timeout(20):
+        while not base.finished:
+            await asyncio.sleep(0.01)
+
+
 async def test_stop_strings_keep_the_end_of_a_reply(bridge: Bridge, base: Sampler) -> None:
     await reply_of(bridge, stop=["\n\n"])
     tokenizer = load_tokenizer(str(TINY))
@@ -132,6 +147,9 @@ async def test_a_service_that_fails_is_away_and_what_it_refuses_is_refused(bridg
         request = httpx.Request("POST", "http://service")
         base.fails = tinker.InternalServerError("it broke", response=httpx.Response(500, request=request), body=None)
         with pytest.raises(EngineUnavailableError, match="it broke"):
+            await engine.generate(asked)
+        base.fails = RuntimeError("poisoned")
+        with pytest.raises(EngineUnavailableError, match="RuntimeError: poisoned"):
             await engine.generate(asked)
         base.fails = tinker.BadRequestError("a bad prompt", response=httpx.Response(400, request=request), body=None)
         with pytest.raises(EngineRefusedError, match="a bad prompt"):

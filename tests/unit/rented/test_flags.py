@@ -55,6 +55,8 @@ def test_a_run_at_a_service_needs_no_gpu(tmp_path: Path) -> None:
         (["--loss-type", "sft_loss"], "has losses of its own"),
         (["--use-kl-loss", "--kl-loss-coef", "0.1", "--kl-loss-type", "k3"], "add --kl-loss-type k1 --use-unbiased-kl"),
         (["--tinker-prices", "train=cheap"], "'train=cheap' is no price"),
+        (["--tinker-judge-model", "wise"], "--tinker-judge-model wise needs --prm-model-path FOLDER"),
+        (["--update-weights-interval", "2"], "--update-weights-interval: without effect"),
         (["--tinker-epochs", "0"], "--tinker-epochs 0: give 1 or more"),
     ],
 )
@@ -112,11 +114,13 @@ def test_tokens_have_prices() -> None:
 
 
 def test_what_a_crash_lost_was_paid_for_too(tmp_path: Path) -> None:
-    first = Meter({}, tmp_path / "used.json")
+    first = Meter({})
+    first.keep_in(tmp_path / "used.json", goes_on=False)
     first.add("train", 5)
     first.keep()
-    again = Meter({}, tmp_path / "used.json")
-    again.go_on()
+    again = Meter({})
+    again.keep_in(tmp_path / "used.json", goes_on=True)
+    again.keep_in(tmp_path / "used.json", goes_on=True)
     again.add("train", 7)
     assert again.metrics() == {"tinker/train_tokens": 12.0}
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 import torch
 
@@ -41,6 +44,7 @@ class Model:
 
     def __init__(self, service: Service, weights: float = 0.0, moments: int = 0) -> None:
         self.service, self.weights, self.moments, self.gradient = service, weights, moments, 0.0
+        service.models += 1
 
     def forward_backward(self, data: list[Any], loss: str, config: dict[str, float]) -> Future:
         def work() -> Any:
@@ -68,6 +72,13 @@ class Model:
             path = f"tinker://run/weights/{name}"
             self.service.states[path] = (self.weights, self.moments, user_metadata or {}, ttl_seconds)
             return SimpleNamespace(path=path)
+
+        return Future(work)
+
+    def load_state_with_optimizer(self, path: str) -> Future:
+        def work() -> None:
+            self.service.called("load_state")
+            self.weights, self.moments = self.service.states[path][:2]
 
         return Future(work)
 
@@ -99,7 +110,7 @@ class Service:
         self.states, self.calls, self.rates = dict[str, Any](), list[str](), list[float]()
         self.gone = list[str]()
         self.fails: dict[str, Exception] = {}
-        self.drift = 0.0
+        self.drift, self.models = 0.0, 0
 
     def called(self, name: str) -> None:
         self.calls.append(name)
@@ -140,6 +151,8 @@ def run_args(folder: Path, **changes: Any) -> Arguments:
         "save": str(folder),
         "save_keep": 2,
         "fuses": None,
+        "run_dir": str(folder),
+        "resume": False,
         "tinker_epochs": 1,
         "tinker_start": None,
     }
@@ -200,12 +213,10 @@ def test_a_snapshot_costs_nothing_when_the_state_is_saved(tmp_path: Path) -> Non
     step(trainer, 0)
     trainer.save(0)
     trainer.take_snapshot()
-    assert rented.service.calls.count("save_state") == 1
     trainer.keep_steps()
     step(trainer, 1)
     trainer.take_snapshot()
-    assert rented.service.calls.count("save_state") == 2
-    assert [state[3] for state in rented.service.states.values()] == [None, module.DAY]
+    assert [state[3] for state in rented.service.states.values()] == [module.DAY, None, module.DAY]
 
 
 def test_a_resumed_run_goes_on_with_weights_schedule_and_version(tmp_path: Path) -> None:
@@ -238,7 +249,7 @@ def test_old_states_are_deleted_at_the_service(tmp_path: Path) -> None:
         trainer.update_weights()
         trainer.save(rollout)
         trainer.publish(rollout)
-    assert rented.service.gone == [next(iter(rented.service.states))]
+    assert rented.service.gone == [next(path for path in rented.service.states if "rollout-0000001" in path)]
 
 
 def test_nothing_is_saved_of_half_a_step(tmp_path: Path) -> None:
@@ -250,23 +261,113 @@ def test_nothing_is_saved_of_half_a_step(tmp_path: Path) -> None:
         trainer.save(0)
 
 
-def test_a_signal_ends_a_wait_for_a_service_that_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "STOP_SECONDS", 3.0)
+class Away:
+    """A future of a service that does not answer."""
+
+    def __init__(self) -> None:
+        self.came = threading.Event()
+
+    def result(self) -> Any:
+        self.came.wait()
+
+
+@pytest.mark.parametrize("where", ["optim_step", "sample"])
+def test_a_signal_ends_a_wait_for_a_service_that_is_away(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "STOP_SECONDS", 0.05)
+    monkeypatch.setattr(module, "POLL_SECONDS", 0.02)
     trainer, _ = started(tmp_path)
+    away = Away()
     trainer._stop = True  # type: ignore[assignment]
-    tries: list[str] = []
+    if where == "optim_step":
+        trainer._now.optim_step = lambda adam: away  # type: ignore[method-assign, assignment]
+        with pytest.raises(Stopped):
+            step(trainer, 0)
+        with pytest.raises(CheckpointError, match="interrupted"):
+            trainer.save(0)
+    else:
+        monkeypatch.setattr(SamplingClient, "sample", lambda *_, **__: away)
+        with pytest.raises(Stopped):
+            trainer.ask(False, [Probe([1, 2], [3])])
+    away.came.set()
 
-    def away(*_: Any, **__: Any) -> Future:
-        def work() -> Any:
-            tries.append("asked")
-            raise TimeoutError
 
-        return Future(work)
+def test_steps_that_nobody_decided_about_are_not_saved(tmp_path: Path) -> None:
+    trainer, rented = started(tmp_path)
+    trainer.take_snapshot()
+    step(trainer, 0)
+    rented.service.fails["load_state"] = tinker.APIConnectionError(request=None)  # type: ignore[arg-type]
+    with pytest.raises(RankLostError):
+        trainer.undo_steps()
+    with pytest.raises(CheckpointError, match="nobody decided"):
+        trainer.save(0)
 
-    trainer._now.optim_step = away  # type: ignore[method-assign]
-    with pytest.raises(Stopped):
-        step(trainer, 0)
-    assert len(tries) == 3
+
+def test_what_the_service_refuses_is_skipped_and_leaves_everything(tmp_path: Path) -> None:
+    trainer, rented = started(tmp_path, tinker_epochs=2)
+    step(trainer, 0)
+    trainer.update_weights()
+    before = weights_of(trainer)
+    response = httpx.Response(400, request=httpx.Request("POST", "http://service"))
+    rented.service.fails["optim_step"] = tinker.BadRequestError("the gradient is inf", response=response, body=None)
+    metrics = step(trainer, 1)
+    assert metrics["train/skipped_steps"] == 1.0
+    assert len(metrics["steps"]) == 1
+    assert (weights_of(trainer), trainer._now.gradient, trainer.versions()) == (before, 0.0, ("1", "1"))  # type: ignore[attr-defined]
+    rented.service.drift = float("nan")
+    assert step(trainer, 2)["train/skipped_steps"] == 1.0
+    rented.service.drift = 0.0
+    assert step(trainer, 3)["train/skipped_steps"] == 0.0
+
+
+def test_a_failure_of_any_kind_at_the_service_is_a_loss(tmp_path: Path) -> None:
+    trainer, rented = started(tmp_path)
+    for error in (TimeoutError("asked for minutes"), RuntimeError("poisoned"), ValueError("no result")):
+        rented.service.fails["forward_backward"] = error
+        with pytest.raises(RankLostError, match=type(error).__name__):
+            step(trainer, 0)
+
+
+def test_a_refusal_needs_no_new_model_at_the_service(tmp_path: Path) -> None:
+    trainer, rented = started(tmp_path)
+    for rollout in range(3):
+        trainer.take_snapshot()
+        step(trainer, rollout)
+        trainer.undo_steps()
+    assert rented.service.calls.count("load_state") == 3
+    assert rented.service.models == 1
+
+
+def test_a_state_that_the_service_will_delete_is_not_relied_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer, rented = started(tmp_path)
+    trainer.take_snapshot()
+    trainer.keep_steps()
+    trainer.take_snapshot()
+    assert rented.service.calls.count("save_state") == 1
+    trainer.keep_steps()
+    later = time.monotonic() + 2 * module.FRESH_SECONDS
+    monkeypatch.setattr(module.time, "monotonic", lambda: later)
+    trainer.take_snapshot()
+    assert rented.service.calls.count("save_state") == 2
+
+
+def test_a_checkpoint_that_is_written_again_leaves_no_state_behind(tmp_path: Path) -> None:
+    trainer, rented = started(tmp_path)
+    step(trainer, 0)
+    first = json.loads((Path(trainer.save(0)) / "meta.json").read_text())["tinker_path"]
+    trainer.save(0)
+    trainer.publish(0)
+    assert rented.service.gone == [first]
+
+
+def test_a_step_without_anything_to_learn_has_fewer_metrics(tmp_path: Path) -> None:
+    trainer, _ = started(tmp_path, num_steps_per_rollout=2)
+    args = trainer._args
+    samples = [sample(0, 5, 4), sample(3, 3, 2, reward=0.0)]
+    metrics = trainer.train(0, split_by_dp(convert(args, samples), 1, args), [])
+    assert [one["train/skipped_steps"] for one in metrics["steps"]] == [0.0, 0.0]
+    assert metrics["train/grad_norm"] == 0.5
 
 
 def test_a_fuse_holds_the_step_back_with_its_gradient(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ conversation.
 from __future__ import annotations
 
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import tinker
@@ -21,7 +20,7 @@ from slime.backends.fireworks_utils.control import Rental, explained
 from slime.backends.fireworks_utils.deployment import Completions, Deployment, DeploymentSampler, ModelSampler, Snapshot
 from slime.backends.fireworks_utils.http import Connection
 from slime.backends.fireworks_utils.training import Adapters
-from slime.backends.tinker_utils.service import BASE, USED_NAME, Meter, RefusedError
+from slime.backends.tinker_utils.service import BASE, Meter, RefusedError
 
 
 class FireworksService:
@@ -42,9 +41,7 @@ class FireworksService:
         """``stop``: a signal that ends waiting for trainer job and deployment."""
         self._args, self._stop, self._resources = args, stop, ExitStack()
         self.model = required("--tinker-model", args.tinker_model)
-        self.meter = Meter(read_prices(args.tinker_prices), Path(args.run_dir, USED_NAME))
-        if args.resume:
-            self.meter.go_on()
+        self.meter = Meter(read_prices(args.tinker_prices))
 
     def __enter__(self) -> FireworksService:
         """Create or find trainer job and deployment, and wait until both answer.

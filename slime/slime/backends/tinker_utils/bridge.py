@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import orjson
+import pydantic
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -52,6 +53,7 @@ class Bridge:
     def __init__(self, tokenizer: Any, base: AnySampler) -> None:
         """``tokenizer``: for the ends of replies, and for texts that a judge writes; ``base`` answers until `serve`."""
         self._tokenizer, self._base, self._served = tokenizer, base, base
+        self._working: set[asyncio.Task[Any]] = set()
         self.port = find_available_port(host=HOST)
         application = Starlette(
             routes=[
@@ -94,16 +96,23 @@ class Bridge:
         work = self._answer(body)
         if body.get("stream"):
             return StreamingResponse(self._event(work), media_type="text/event-stream")
-        status, answer = await self._caught(work)
+        status, answer = await self._to_the_end(work)
         return Response(orjson.dumps(answer), status, media_type="application/json")
 
     async def _event(self, work: Any) -> AsyncIterator[bytes]:
         """Yield the one event of a reply; the answer's head goes first, as an engine's does."""
-        status, answer = await self._caught(work)
+        status, answer = await self._to_the_end(work)
         if status != 200:
             answer = {"error": {"code": status, "message": answer["error"]["message"]}}
         yield b"data: " + orjson.dumps(answer) + b"\n\n"
         yield b"data: [DONE]\n\n"
+
+    async def _to_the_end(self, work: Any) -> tuple[int, dict[str, Any]]:
+        """Return the status and the answer. Who asked may leave: the service goes on and is paid, so the work ends and is counted."""
+        task = asyncio.ensure_future(self._caught(work))
+        self._working.add(task)
+        task.add_done_callback(self._working.discard)
+        return await asyncio.shield(task)
 
     async def _caught(self, work: Any) -> tuple[int, dict[str, Any]]:
         import tinker
@@ -115,8 +124,13 @@ class Bridge:
         except tinker.APIStatusError as error:
             fault = 400 <= error.status_code < 500 and error.status_code not in (401, 402, 403, 404, 408, 410, 429)
             status, words = 400 if fault else 503, f"the service answered {error.status_code}: {error.message}"
+        except pydantic.ValidationError as error:
+            status, words = 400, f"a parameter is invalid: {error.errors()[0]['msg']}"
         except tinker.TinkerError as error:
             status, words = 503, f"the service failed: {error}"
+        except Exception as error:  # whatever the package raises, a gateway asks again
+            logger.exception("a request to the service failed")
+            status, words = 503, f"the service failed: {type(error).__name__}: {error}"
         if status == 503:
             logger.warning("%s", words)
         return status, {"error": {"message": words}}

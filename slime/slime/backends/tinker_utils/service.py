@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 USUAL_ADDRESS = "https://tinker.thinkingmachines.dev/services/tinker-prod"
-LOOK_SECONDS, FORGET_SECONDS = 20.0, 60.0
+LOOK_SECONDS, FORGET_SECONDS, KEEP_SECONDS = 20.0, 60.0, 5.0
 MILLION = 1_000_000
 USED_NAME = "used_tokens.json"
 """File of the run's folder with the tokens that the service was asked for, by kind."""
@@ -49,15 +49,37 @@ class Meter:
         True
     """
 
-    def __init__(self, prices: Mapping[str, float], file: Path | None = None) -> None:
-        """``prices``: dollars for a million tokens by kind, empty: no dollars are counted; ``file``: where `keep` writes."""
-        self._prices, self._file, self._lock = prices, file, threading.Lock()
-        self._tokens = Counter[str]()
+    def __init__(self, prices: Mapping[str, float]) -> None:
+        """``prices``: dollars for a million tokens by kind; empty: no dollars are counted."""
+        self._prices, self._lock = prices, threading.Lock()
+        self._file: Path | None = None
+        self._tokens, self._kept = Counter[str](), Counter[str]()
 
     def add(self, kind: str, tokens: int) -> None:
         """Count tokens of a kind."""
         with self._lock:
             self._tokens[kind] += tokens
+
+    def keep_in(self, file: Path, *, goes_on: bool) -> None:
+        """Write the count to ``file`` every few seconds from now on, and go on from what is there if the run ``goes_on``.
+
+        The run's folder is this run's alone by now. A second call changes nothing.
+        """
+        with self._lock:
+            if self._file is not None:
+                return
+            self._file = file
+            if goes_on and file.is_file():
+                self._tokens.update(json.loads(file.read_text()))
+        threading.Thread(target=self._keep_on, name="meter", daemon=True).start()
+
+    def _keep_on(self) -> None:
+        pause = threading.Event()
+        while not pause.wait(KEEP_SECONDS):
+            try:
+                self.keep()
+            except OSError as error:
+                logger.warning("%s cannot be written: %s", self._file, error)
 
     def metrics(self) -> dict[str, float]:
         """Return what was counted since the start, as metrics."""
@@ -79,15 +101,12 @@ class Meter:
         return f"{', '.join(parts) or 'no'} tokens" + ("" if dollars is None else f", {dollars:.2f} dollars")
 
     def keep(self) -> None:
-        """Write what was counted, once the run has a folder."""
-        if self._file is not None and self._file.parent.is_dir():
-            with self._lock:
-                write_note(self._file, dict(self._tokens))
-
-    def go_on(self) -> None:
-        """Go on from what an earlier process of the run kept."""
-        if self._file is not None and self._file.is_file():
-            self._tokens.update(json.loads(self._file.read_text()))
+        """Write what was counted, if it is news and the run has a folder."""
+        with self._lock:
+            file, tokens = self._file, Counter(self._tokens)
+        if file is not None and tokens != self._kept and file.parent.is_dir():
+            write_note(file, dict(tokens))
+            self._kept = tokens
 
 
 class RefusedError(Exception):
@@ -209,9 +228,7 @@ class Service:
         self._resources = ExitStack()
         self.model = required("--tinker-model", args.tinker_model)
         self.address = os.environ.get(ADDRESS) or USUAL_ADDRESS
-        self.meter = Meter(read_prices(args.tinker_prices), Path(args.run_dir, USED_NAME))
-        if args.resume:
-            self.meter.go_on()
+        self.meter = Meter(read_prices(args.tinker_prices))
 
     def __enter__(self) -> Service:
         """Connect.
@@ -231,6 +248,9 @@ class Service:
         except (tinker.AuthenticationError, tinker.PermissionDeniedError) as error:
             self._resources.close()
             raise ConfigError(f"{self.address} refuses the key in {KEY}; export one of its own") from error
+        except Exception as error:  # a payment that is due, a limit, a failure: nothing of the run has started
+            self._resources.close()
+            raise ConfigError(f"{self.address} does not let the run begin: {type(error).__name__}: {error}") from error
         for name in {self.model, self._args.tinker_judge_model or self.model}:
             if name not in offered:
                 self._resources.close()

@@ -15,16 +15,19 @@ import json
 import logging
 import math
 import secrets
+import statistics
+import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import ray
 import torch
 
-from groundwork.checkpoint_names import AT_SERVICE
+from groundwork.checkpoint_names import AT_SERVICE, META
 from groundwork.exceptions import ConfigError
 from groundwork.process import Stopped, StopRequested
 from groundwork.processors import load_tokenizer
@@ -39,12 +42,12 @@ from slime.backends.tinker_utils.datums import (
     step_metrics,
     with_advantages,
 )
-from slime.backends.tinker_utils.service import AnySampler
+from slime.backends.tinker_utils.service import USED_NAME, AnySampler
 from slime.backends.trainer.micro_batch import RolloutShard
 from slime.backends.trainer.schedule import Schedule
 from slime.checkpoints import checkpoint_folder
 from slime.checkpoints.versions import superseded
-from slime.exceptions import CheckpointError, RankLostError, TrainerError
+from slime.exceptions import CheckpointError, RankLostError, SlimeError, TrainerError
 from slime.observability.metric_utils import STEPS
 from slime.utils.fuses import OF_THE_LOSS, blown
 from slime.utils.metric_names import HELD
@@ -65,8 +68,14 @@ logger = logging.getLogger(__name__)
 POLL_SECONDS = 1.0
 STOP_SECONDS = 60.0
 """How long a run that is told to stop waits for a step or a checkpoint."""
-DAY = 86_400
+DAY, FRESH_SECONDS = 86_400, 3_600.0
+"""How long the service keeps a state that only a refusal needs, and how old it may be when steps begin."""
+T = TypeVar("T")
 CURSOR = "rollout_id"
+
+
+class StepRefusedError(TrainerError):
+    """The service refuses what was sent, and would again."""
 
 
 class Rented:
@@ -91,11 +100,12 @@ class Rented:
                 raise ConfigError(
                     f"{service.model} has a context of {service.context} tokens at {service.address}; set CONTEXT_LENGTH={service.context}"
                 )
-            tokenizer = load_tokenizer(str(args.hf_checkpoint))
             base = service.base(service.model)
-            self.policy = started.enter_context(Bridge(tokenizer, base))
+            self.policy = started.enter_context(Bridge(load_tokenizer(str(args.hf_checkpoint)), base))
             judge = base if args.tinker_judge_model in (None, service.model) else service.base(args.tinker_judge_model)
-            self._judge = started.enter_context(Bridge(tokenizer, judge))
+            self._judge = started.enter_context(
+                Bridge(load_tokenizer(str(args.prm_model_path or args.hf_checkpoint)), judge)
+            )
             self._resources = started.pop_all()
         say(
             f"sends    prompts, replies, judge's questions and training data, as token ids, to {service.address}, which keeps "
@@ -126,6 +136,7 @@ class TinkerTrainer:
     def __init__(self, args: Arguments, rented: Rented, stop: StopRequested | None = None) -> None:
         """``stop``: a signal, after which waits are bounded."""
         self._args, self._rented, self._service, self._stop = args, rented, rented.service, stop
+        self._service.meter.keep_in(Path(args.run_dir, USED_NAME), goes_on=args.resume)
         self._client: TrainingClient | None = None
         self._schedule = Schedule.of_run(args)
         self._versions = Versions()
@@ -133,6 +144,10 @@ class TinkerTrainer:
         self._candidate: AnySampler | None = None
         self._state: str | None = None
         """Path of a state with the current weights and moments; None if steps followed."""
+        self._lapses: float | None = None
+        """When this state is too old to begin steps on, in monotonic seconds; None if the service keeps it."""
+        self._replaced: list[str] = []
+        """Paths of states that no checkpoint names any more."""
         self._before: tuple[str, int, AnySampler | None] | None = None
         """The state to go back to, the steps that it has, and its sampler."""
         self._base: AnySampler | None = None
@@ -157,7 +172,7 @@ class TinkerTrainer:
                 "create the adapter",
                 lambda: service.create_lora_training_client(
                     self._service.model, rank=args.lora_rank, seed=args.seed, train_unembed=False
-                ),
+                ).result(),
             )
             return args.start_rollout_id or 0
         meta = self._load(folder)
@@ -173,10 +188,18 @@ class TinkerTrainer:
         self._serving = None
         return meta
 
-    def _go_to(self, path: str) -> None:
-        """Train on from a state of the service."""
-        create = self._service.client.create_training_client_from_state_with_optimizer
-        self._client = self._value(f"restore {path}", lambda: create(path))
+    def _go_to(self, path: str, *, gradient: bool = True) -> None:
+        """Train on from a state of the service.
+
+        The model of before gets it, unless the service cannot do that or the model may hold a ``gradient``, which a new one has not.
+        """
+        self._torn = True
+        load = None if gradient else getattr(self._client, "load_state_with_optimizer", None)
+        if load is not None:
+            self._value(f"restore {path}", lambda: load(path).result())
+        else:
+            create = self._service.client.create_training_client_from_state_with_optimizer
+            self._client = self._value(f"restore {path}", lambda: create(path).result())
         self._candidate, self._state, self._torn = None, path, False
 
     def shutdown(self) -> None:
@@ -194,19 +217,20 @@ class TinkerTrainer:
         [shard] = shards
         data = RolloutShard(ray.get(shard) if isinstance(shard, ray.ObjectRef) else shard)
         with_advantages(self._args, data, self._base_log_probs(data))
-        own = bool(self._args.fuses) and self._before is None
+        own = self._before is None
         if own:
             self.take_snapshot()
         steps: list[Metrics] = []
         for number in [*range(len(data.micro_batches))] * passes * self._args.tinker_epochs:
             steps.append(self._step(step_data(self._args, data, number), data))
-            if steps[-1].get(HELD):
+            if steps[-1]["skipped_steps"]:
                 break
         if own:
             self.keep_steps()
         self._service.meter.keep()
         named = [{f"train/{name}": value for name, value in step.items()} for step in steps]
-        means = {name: sum(step[name] for step in named) / len(named) for name in named[0]}
+        names = dict.fromkeys(name for step in named for name in step)
+        means = {name: statistics.fmean(step[name] for step in named if name in step) for name in names}
         seconds = {"perf/actor_train_time": time.monotonic() - began}
         return {STEPS: named, **means, **rollout_metrics(data), **self._service.meter.metrics(), **seconds}
 
@@ -216,27 +240,40 @@ class TinkerTrainer:
             return {"loss": 0.0, "lr-pg_0": rate, "skipped_steps": 0.0}
         self._torn, self._candidate, self._state = True, None, None
         loss = loss_config(self._args)
-        result = self._value(
-            "compute the gradient", lambda: self._now.forward_backward(step.datums, self._args.tinker_loss, loss)
-        )
         self._service.train_tokens(step.tokens)
-        metrics = {
-            "loss": float(result.metrics["loss:sum"]),
-            **step_metrics(self._args, data, step, result.loss_fn_outputs),
-        }
+
+        def passed() -> Metrics:
+            result = self._now.forward_backward(step.datums, self._args.tinker_loss, loss).result()
+            of_tokens = step_metrics(self._args, data, step, result.loss_fn_outputs)
+            return {"loss": float(result.metrics["loss:sum"]), **of_tokens}
+
+        try:
+            metrics = self._value("compute the gradient", passed)
+            if not all(map(math.isfinite, metrics.values())):
+                raise StepRefusedError("the service found a loss or a log probability that is not a finite number")
+        except StepRefusedError as error:
+            return self._without(error, rate)
         if self._args.fuses:
             if blown(self._args.fuses, {f"{OF_THE_LOSS}{name}": value for name, value in metrics.items()}) is not None:
                 self._back()  # the gradient goes with it
                 return {**metrics, "lr-pg_0": rate, "skipped_steps": 1.0, HELD: 1.0}
             metrics[HELD] = 0.0
-        if not math.isfinite(metrics["loss"]):
-            raise TrainerError(f"the service found a loss of {metrics['loss']}; the step is not taken")
-        taken = self._value("take the step", lambda: self._now.optim_step(self._adam(rate)))
+        try:
+            taken = self._value("take the step", lambda: self._now.optim_step(self._adam(rate)).result())
+        except StepRefusedError as error:
+            return self._without(error, rate)
         self._schedule.steps += 1
         self._versions.changed()
         self._torn = False
         norms = [value for name, value in (taken.metrics or {}).items() if name.partition(":")[0] == "grad_norm"]
         return {**metrics, **({"grad_norm": norms[0]} if norms else {}), "lr-pg_0": rate, "skipped_steps": 0.0}
+
+    def _without(self, error: StepRefusedError, rate: float) -> Metrics:
+        """Go back to before a batch that the service cannot take, as ranks skip a gradient that is not finite."""
+        logger.error("the step is skipped: %s", error)
+        say(f"warning: a step is skipped: {error}")
+        self._back()
+        return {"lr-pg_0": rate, "skipped_steps": 1.0}
 
     def _adam(self, rate: float) -> Any:
         from tinker import AdamParams
@@ -256,7 +293,7 @@ class TinkerTrainer:
         if not self._args.use_kl_loss or not self._args.kl_loss_coef:
             return None
         if self._base is None:
-            self._base = self._service.base(self._service.model)
+            self._base = self._value("show the base model", lambda: self._service.base(self._service.model))
         lengths = data.fields["response_lengths"]
         probes = [
             Probe(ids[: len(ids) - length], ids[len(ids) - length :])
@@ -274,8 +311,9 @@ class TinkerTrainer:
 
     def take_snapshot(self) -> None:
         """Have the service keep the state that a refusal goes back to."""
-        if self._state is None:
+        if self._state is None or (self._lapses is not None and time.monotonic() > self._lapses):
             self._state = self._save_state(f"before-{next(self._names)}", ttl_seconds=DAY)
+            self._lapses = time.monotonic() + FRESH_SECONDS
         self._before = (self._state, self._schedule.steps, self._candidate)
         self._versions.snapshot()
 
@@ -286,14 +324,14 @@ class TinkerTrainer:
     def undo_steps(self) -> None:
         """Go back to the state at `take_snapshot`; a no-op without one that is open."""
         if self._before is not None:
-            if self._state != self._before[0]:  # a fuse went back already
-                self._back()
+            if self._state != self._before[0]:  # else a fuse went back already
+                self._back(gradient=False)
             self._before = None
 
-    def _back(self) -> None:
+    def _back(self, *, gradient: bool = True) -> None:
         assert self._before is not None
         path, self._schedule.steps, sampler = self._before
-        self._go_to(path)
+        self._go_to(path, gradient=gradient)
         self._candidate = sampler
         self._versions.undo()
 
@@ -310,15 +348,16 @@ class TinkerTrainer:
         return self._asked("answer the gate's questions", sampler, probes)
 
     def _asked(self, what: str, sampler: AnySampler, probes: Sequence[Probe]) -> list[Answer]:
-        with self._translated(what):
-            return sampler.answers(probes)
+        return self._value(what, lambda: sampler.answers(probes))
 
     def _current(self) -> AnySampler:
         """Return the sampler of the trainer's weights."""
         if self._candidate is None:
             version = str(self._versions.next())
-            publish = self._now.save_weights_and_get_sampling_client
-            self._candidate = self._service.sampler(self._value("publish the weights", publish), version)
+            client = self._value(
+                "publish the weights", lambda: self._now.save_weights_and_get_sampling_client().result()
+            )
+            self._candidate = self._service.sampler(client, version)
         return self._candidate
 
     def connect_rollout_engines(self, engines: list[RemoteEngine]) -> None:
@@ -329,8 +368,7 @@ class TinkerTrainer:
         if self._before is not None:
             return str(self._versions.live)
         sampler, version = self._current(), self._versions.next()
-        with self._translated("let the weights serve"):
-            self._rented.policy.serve(sampler)
+        self._value("let the weights serve", lambda: self._rented.policy.serve(sampler))
         self._serving = sampler
         self._versions.pushed(version)
         return str(version)
@@ -368,13 +406,14 @@ class TinkerTrainer:
 
     def save(self, rollout_id: int) -> str:
         """Have the service keep the state after ``rollout_id``, write where it is, and return the folder."""
-        if self._torn:
+        if self._torn or self._before is not None:
             raise CheckpointError(
-                "a step was interrupted, so there is nothing whole to save; the last checkpoint counts"
+                "a step was interrupted, or nobody decided about it, so there is nothing to save; the last checkpoint counts"
             )
         root, iteration = Path(required("--save", self._args.save)), rollout_id + 1
         steps = {"weight_version": str(self._versions.next()), CURSOR: str(rollout_id)}
         self._state = self._save_state(f"rollout-{iteration:07d}-{next(self._names)}", user_metadata=steps)
+        self._lapses = None
         meta = {
             "role": "policy",
             CURSOR: rollout_id,
@@ -387,6 +426,8 @@ class TinkerTrainer:
             **self._versions.state(),
         }
         folder = checkpoint_folder.folder_of(root, iteration)
+        if (folder / META).is_file():
+            self._replaced.append(str(checkpoint_folder.read_meta(folder).get(AT_SERVICE, "")))
         temporary = checkpoint_folder.fresh_folder(folder)
         (temporary / "meta.json").write_text(json.dumps(meta, indent=2))
         checkpoint_folder.replace_folder(temporary, folder)
@@ -398,6 +439,7 @@ class TinkerTrainer:
         old = superseded(root, iteration, self._args.save_keep)
         paths = [str(checkpoint_folder.read_meta(folder).get(AT_SERVICE, "")) for folder in old]
         checkpoint_folder.publish(root, iteration, old)
+        paths, self._replaced = [*paths, *self._replaced], []
         for path in filter(None, paths):
             self._service.forget(path)
 
@@ -407,43 +449,48 @@ class TinkerTrainer:
         self._versions.changed()
 
     def _save_state(self, name: str, **keywords: Any) -> str:
-        return self._value("save the state", lambda: self._now.save_state(name, **keywords)).path
+        return self._value("save the state", lambda: self._now.save_state(name, **keywords).result()).path
 
     # Waiting
 
-    def _value(self, what: str, ask: Callable[[], Any]) -> Any:
-        """Return what the service answers.
+    def _value(self, what: str, ask: Callable[[], T]) -> T:
+        """Return what ``ask`` returns, which waits for the service in a thread of its own.
 
         Raises:
-            RankLostError: it refuses or fails, so that the run goes on from its last checkpoint.
+            StepRefusedError: the service refuses what was sent, and would again.
+            RankLostError: it fails in any other way, so that the run goes on from its last checkpoint.
             Stopped: a signal arrived, and no answer followed in `STOP_SECONDS`.
         """
-        with self._translated(what):
-            future, told = ask(), 0.0
-            while True:
-                try:
-                    return future.result(timeout=POLL_SECONDS) if hasattr(future, "result") else future
-                except TimeoutError:
-                    told += POLL_SECONDS if self._stop else 0.0
-                    if told >= STOP_SECONDS:
-                        raise Stopped from None
+        answer: Future[T] = Future()
 
-    def _translated(self, what: str) -> _Translated:
-        return _Translated(what, self._service.address)
+        def work() -> None:
+            try:
+                answer.set_result(ask())
+            except BaseException as error:  # noqa: BLE001 - the main thread raises it
+                answer.set_exception(error)
+
+        threading.Thread(target=work, name="service", daemon=True).start()
+        told: float | None = None
+        while not wait([answer], timeout=POLL_SECONDS).done:
+            if self._stop:
+                told = time.monotonic() if told is None else told
+                if time.monotonic() - told >= STOP_SECONDS:
+                    raise Stopped
+        error = answer.exception()
+        if error is None:
+            return answer.result()
+        if isinstance(error, SlimeError | ConfigError):
+            raise error
+        words = f"the service at {self._service.address} could not {what}: {type(error).__name__}: {error}."
+        if is_refusal(error):
+            raise StepRefusedError(words) from error
+        raise RankLostError(words, what) from error
 
 
-class _Translated:
-    """A block whose failures at the service become `RankLostError`."""
+def is_refusal(error: BaseException) -> bool:
+    """Return whether the service says that the request itself is at fault."""
+    import tinker
 
-    def __init__(self, what: str, address: str) -> None:
-        self._what, self._address = what, address
-
-    def __enter__(self) -> None:
-        """Run the block."""
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        import tinker
-
-        if isinstance(error, tinker.TinkerError):
-            words = f"the service at {self._address} could not {self._what}: {type(error).__name__}: {error}."
-            raise RankLostError(words, self._what) from error
+    if isinstance(error, tinker.RequestFailedError):
+        return str(getattr(error, "category", "")).lower().endswith("user")
+    return isinstance(error, tinker.BadRequestError | tinker.UnprocessableEntityError)
