@@ -167,7 +167,7 @@ class TinkerTrainer:
             if args.tinker_start:
                 self._go_to(args.tinker_start)
                 return args.start_rollout_id or 0
-            service = self._service.client
+            service: Any = self._service.client
             self._client = self._value(
                 "create the adapter",
                 lambda: service.create_lora_training_client(
@@ -198,7 +198,7 @@ class TinkerTrainer:
         if load is not None:
             self._value(f"restore {path}", lambda: load(path).result())
         else:
-            create = self._service.client.create_training_client_from_state_with_optimizer
+            create: Any = self._service.client.create_training_client_from_state_with_optimizer
             self._client = self._value(f"restore {path}", lambda: create(path).result())
         self._candidate, self._state, self._torn = None, path, False
 
