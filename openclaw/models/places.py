@@ -97,6 +97,8 @@ def download_command(path: str | Path, usual: str = USUAL) -> str:
     if not named and usual == TINY_MODEL:
         return f"{BUILD_TINY} --output {there}"
     name = released(folder.name) if named else usual
+    if folder == tokenizer_of(name):
+        return f"{COMMAND} {name} --tokenizer"
     return f"{COMMAND} {name}" if folder == place_of(name) else f"{COMMAND} {name} --folder {there}"
 
 

@@ -57,6 +57,16 @@ def test_the_scripts_find_what_was_downloaded(
     assert "nothing to download" in capsys.readouterr().out
 
 
+def test_the_tokenizer_alone_has_no_weights(
+    hub: StandInHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["Qwen3-4B", "--tokenizer"]) == 0
+    assert set(content(tmp_path / "models" / "tokenizers" / "Qwen3-4B")) == {"config.json", "tokenizer.json", "LICENSE"}
+    assert "HF_CKPT" not in capsys.readouterr().out
+    assert main(["Qwen3-4B", "--tokenizer"]) == 0
+    assert "nothing to download" in capsys.readouterr().out
+
+
 def test_the_same_command_continues_within_a_file(
     hub: StandInHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -153,6 +163,8 @@ def test_the_command_of_a_missing_folder() -> None:
     assert download_command(places.TINY / "0123456789abcdef") == "bash scripts/build_tiny_models.sh"
     assert download_command("models/nope") == "python -m openclaw.models Qwen3-4B --folder models/nope"
     assert download_command("/data/my tiny", "tiny") == "bash scripts/build_tiny_models.sh --output '/data/my tiny'"
+    folder = places.tokenizer_of("Qwen/Qwen3-4B-Instruct-2507")
+    assert download_command(folder) == "python -m openclaw.models Qwen3-4B-Instruct-2507 --tokenizer"
     assert download_command("/data/Qwen3-8B") == "python -m openclaw.models Qwen3-8B --folder /data/Qwen3-8B"
     assert hub_name("qwen3-vl-8B") == hub_name("qwen3.5-vl") == "Qwen/Qwen3-VL-8B-Instruct"
     assert download_command("/m/qwen3-7b") == "python -m openclaw.models qwen3-8B --folder /m/qwen3-7b"
