@@ -81,6 +81,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         if (value := environment.pop(theirs, None)) and ours:
             environment.setdefault(ours, ENDLESS if (theirs, value) == ("MAX_STEPS", "0") else value)
     tokenizer = os.environ.get("TOKENIZER_MODEL") or options.model_name.rpartition("/")[2]
+    if options.teacher_model_name:
+        environment.setdefault("PRM_MODEL_PATH", program.variables(options, tokenizer, environment)["HF_CKPT"])
     program.become(options, [*words, *extra], tokenizer, environment)
 
 

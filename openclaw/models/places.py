@@ -94,11 +94,11 @@ def download_command(path: str | Path, usual: str = USUAL) -> str:
         return BUILD_TINY
     there = shlex.quote(str(path))
     named = re.fullmatch(r"qwen[\d.]+(-vl)?-[\d.]+b(-\w+)*", folder.name.lower())
+    if folder.parent == FOLDER / "tokenizers":
+        return f"{COMMAND} {folder.name if named else f'OWNER/{folder.name}'} --tokenizer"
     if not named and usual == TINY_MODEL:
         return f"{BUILD_TINY} --output {there}"
     name = released(folder.name) if named else usual
-    if folder == tokenizer_of(name):
-        return f"{COMMAND} {name} --tokenizer"
     return f"{COMMAND} {name}" if folder == place_of(name) else f"{COMMAND} {name} --folder {there}"
 
 

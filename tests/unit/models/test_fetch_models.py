@@ -165,6 +165,8 @@ def test_the_command_of_a_missing_folder() -> None:
     assert download_command("/data/my tiny", "tiny") == "bash scripts/build_tiny_models.sh --output '/data/my tiny'"
     folder = places.tokenizer_of("Qwen/Qwen3-4B-Instruct-2507")
     assert download_command(folder) == "python -m openclaw.models Qwen3-4B-Instruct-2507 --tokenizer"
+    other = download_command(places.tokenizer_of("meta-llama/Llama-3.1-8B"), "tiny")
+    assert other == "python -m openclaw.models OWNER/Llama-3.1-8B --tokenizer"
     assert download_command("/data/Qwen3-8B") == "python -m openclaw.models Qwen3-8B --folder /data/Qwen3-8B"
     assert hub_name("qwen3-vl-8B") == hub_name("qwen3.5-vl") == "Qwen/Qwen3-VL-8B-Instruct"
     assert download_command("/m/qwen3-7b") == "python -m openclaw.models qwen3-8B --folder /m/qwen3-7b"
