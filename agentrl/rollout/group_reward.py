@@ -19,6 +19,7 @@ import asyncio
 import logging
 import os
 import random
+import statistics
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
@@ -95,6 +96,21 @@ async def _compare(args: Arguments, members: list[list[Sample]]) -> None:
             else:
                 sample.remove_sample = True
                 sample.reward = 0.0 if sample.reward is None else sample.reward
+    if found.scores:
+        _at_the_mean(args, members, played)
+
+
+def _at_the_mean(args: Arguments, members: list[list[Sample]], played: list[list[Sample]]) -> None:
+    """Give episodes that were not played the mean reward of the others, so that these are compared with nobody who failed."""
+    key = args.reward_key
+    values = [sample.reward if key is None else sample.reward[key] for member in played for sample in member[-1:]]
+    mean = statistics.fmean(values)
+    for member in members:
+        if not any(member is each for each in played):
+            for sample in member:
+                sample.reward = (
+                    mean if key is None else {**(sample.reward if isinstance(sample.reward, dict) else {}), key: mean}
+                )
 
 
 async def _asked(args: Arguments, judge: GroupJudge, group: Group, seed: str) -> Comparison | None:
@@ -107,6 +123,11 @@ async def _asked(args: Arguments, judge: GroupJudge, group: Group, seed: str) ->
             tries += 1
             if not tries & (tries - 1):
                 logger.warning("the judge of groups is away; its group waits (try %d): %s", tries, error)
+        except ConfigError:
+            raise
+        except Exception:  # of a person's own class: a defect there is no score, and ends no rollout
+            logger.exception("the judge of groups failed; the group is not trained")
+            return Comparison("no_quorum")
         await asyncio.sleep(PAUSE_SECONDS)
     return None
 

@@ -261,6 +261,10 @@ class NamedTokenizer:
             logger.warning(
                 "nobody can tell whether %s has the tokenizer of %s: %s", self._engine.url, self._variable, error
             )
+        except (KeyError, IndexError, TypeError) as error:
+            raise EngineUnavailableError(
+                f"{self._engine.url} sent no log-probabilities of a prompt, so it is no SGLang server"
+            ) from error
         else:
             if ids != self._ids:
                 raise EngineUnavailableError(

@@ -21,7 +21,7 @@ _BOX = re.compile(r"\\+boxed\s*\{([^{}]*)\}")
 _BOXED = re.compile(r"\\+boxed")
 _MARKER = re.compile(r"\[(HINT_START|HINT_END)\]")
 _HEADING = re.compile(
-    r"^[ \t]*(?:#+[ \t]*(Reply|Next state)|\[(user|tool|system|assistant)\][ \t]*$)",
+    r"^[ \t]*(?:#+[ \t]*(Reply|Next state|Rubric|Request)|\[(user|tool|system|assistant)\][ \t]*$)",
     re.MULTILINE | re.IGNORECASE,
 )
 NONCE_LETTERS = "BCDFGHJKLMNPQRSTVWXZ"

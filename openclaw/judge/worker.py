@@ -284,7 +284,7 @@ class JudgeWorker:
             return
         tokens = Tokens(judged=asked.tokens)
         try:
-            await asyncio.to_thread(self._ledger.usage.add, owner_of(turn.session_id), tokens)
+            await asyncio.to_thread(self._ledger.usage.add_to_turn, turn.id, owner_of(turn.session_id), tokens)
         except LedgerError as error:
             self._metrics.failures.labels(kind="ledger").inc()
             logger.error("%d judged tokens of turn %s are not metered: %s", tokens.judged, turn.id, error)

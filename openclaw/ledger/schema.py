@@ -596,6 +596,7 @@ def fill_usage(connection: sqlite3.Connection) -> None:
         "SELECT samples.id, session_id, samples.state, date(CASE samples.state WHEN 'trained' THEN COALESCE((SELECT MAX(trained_at)"
         " FROM steps WHERE steps.rollout_id = samples.rollout_id), samples.created_at) ELSE samples.created_at END, 'unixepoch'),"
         f" loss_tokens FROM samples JOIN turns ON turns.id = turn_id WHERE {_METERED.format('samples')}"
+        " AND (samples.state <> 'dropped' OR turns.copied = 0)"  # what another run dropped
     ):
         meter = "trained" if state == "trained" else "stale"
         counts[day, metered_owner(owner_of(session_id)), meter] += tokens

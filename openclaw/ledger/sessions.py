@@ -257,7 +257,7 @@ class Sessions:
             for table in ("decisions", "heldout_prompts"):
                 connection.execute(f"DELETE FROM {table} WHERE person = ?", (person,))
             connection.execute("UPDATE steps SET person = ? WHERE person = ?", (NOBODY, person))
-            forget_usage(connection, person)
+            forget_usage(connection, person, self._database.clock())
             episodes = [
                 (row["id"],)
                 for row in connection.execute("SELECT id, owner FROM episodes")

@@ -38,7 +38,7 @@ from openclaw.ledger.records import (
     choice_of,
 )
 from openclaw.ledger.responses import keep_response
-from openclaw.ledger.usage import add_usage
+from openclaw.ledger.usage import FORGOTTEN, add_usage, has_usage
 from openclaw.messages.signals import WEAK
 from openclaw.owners import episode_of, owner_of
 
@@ -108,18 +108,20 @@ class Turns:
         episode = episode_of(owner_of(turn.session_id))
         turn = turn.redacted(self._database.redaction)
         with self._database.transaction() as connection:
+            forgotten = connection.execute(
+                "SELECT 1 FROM forgotten_sessions WHERE session = ? AND forgotten_at >= ?",
+                (session_digest(turn.session_id), turn.created_at),
+            ).fetchone()
             if turn.spent is not None:
-                add_usage(connection, owner_of(turn.session_id), turn.finished_at, turn.spent)
+                owner = owner_of(turn.session_id)
+                lives = forgotten is None or has_usage(connection, owner)
+                add_usage(connection, owner if lives else FORGOTTEN, turn.finished_at, turn.spent)
             reason = turn.never_trained if turn.reason is None else turn.reason
             if episode is not None:
                 reason = turn_reason(connection, episode, turn)
                 if reason is None:
                     return None
             turn = replace(turn, state="waiting" if reason is None else "excluded", reason=reason)
-            forgotten = connection.execute(
-                "SELECT 1 FROM forgotten_sessions WHERE session = ? AND forgotten_at >= ?",
-                (session_digest(turn.session_id), turn.created_at),
-            ).fetchone()
             if forgotten is not None:
                 return None
             connection.execute(

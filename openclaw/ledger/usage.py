@@ -15,12 +15,15 @@ state of a sample, whichever process moves it; if a restored checkpoint or a rol
 from the day that had them. A day is one of UTC. An agent's episode counts for the owner who created it.
 
 Deleting a session leaves the totals, which hold no word of it. Deleting a person moves theirs to `FORGOTTEN`, so that the
-sum over all owners stays.
+sum over all owners stays. Those of the day itself stand there under a digest of name and day until another day's deletion, so
+that nobody gets rid of a quota by deleting themselves.
 """
 
 from __future__ import annotations
 
+import hashlib
 import sqlite3
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -61,12 +64,26 @@ def add_usage(connection: sqlite3.Connection, owner: str, at: float, tokens: Tok
     connection.execute(_ADD, (day_of(at), metered_owner(owner), *(counts[name] for name in METERS)))
 
 
-def forget_usage(connection: sqlite3.Connection, person: str) -> None:
-    """Move the totals of a person (`openclaw.owners.root`) to `FORGOTTEN`, inside a transaction."""
-    rows = [dict(row) for row in connection.execute("SELECT * FROM usage") if root(row["owner"]) == person]
-    for row in rows:
-        connection.execute(_ADD, (row["day"], FORGOTTEN, *(row[name] for name in METERS)))
-        connection.execute("DELETE FROM usage WHERE day = ? AND owner = ?", (row["day"], row["owner"]))
+def forget_usage(connection: sqlite3.Connection, person: str, now: float) -> None:
+    """Move the totals of a person (`openclaw.owners.root`) to `FORGOTTEN`, inside a transaction; ``now``: seconds since the epoch."""
+    today, prefix = day_of(now), FORGOTTEN + CHILD
+    for row in [dict(row) for row in connection.execute("SELECT * FROM usage")]:
+        gone = root(row["owner"]) == person
+        if gone or (row["owner"].startswith(prefix) and row["day"] != today):
+            owner = _forgotten_on(today, person) if gone and row["day"] == today else FORGOTTEN
+            connection.execute("DELETE FROM usage WHERE day = ? AND owner = ?", (row["day"], row["owner"]))
+            connection.execute(_ADD, (row["day"], owner, *(row[name] for name in METERS)))
+
+
+def _forgotten_on(day: str, person: str) -> str:
+    """Return under which owner stands what a person used who was deleted on this day."""
+    return f"{FORGOTTEN}{CHILD}{hashlib.sha256(f'{day} {person}'.encode()).hexdigest()[:16]}"
+
+
+def has_usage(connection: sqlite3.Connection, owner: str) -> bool:
+    """Return whether anything is counted for a person or their children; not after they were deleted."""
+    whose, parameters = _whose(root(owner))
+    return connection.execute(f"SELECT 1 FROM usage WHERE {whose} LIMIT 1", parameters).fetchone() is not None
 
 
 class Usage:
@@ -80,6 +97,13 @@ class Usage:
         with self._database.transaction() as connection:
             add_usage(connection, owner, self._database.clock(), tokens)
 
+    def add_to_turn(self, turn_id: str, owner: str, tokens: Tokens) -> None:
+        """Commit what a recorded turn of ``owner`` took now; to `FORGOTTEN` if its person was deleted meanwhile."""
+        with self._database.transaction() as connection:
+            there = connection.execute("SELECT 1 FROM turns WHERE id = ?", (turn_id,)).fetchone() is not None
+            whose = owner if there or has_usage(connection, owner) else FORGOTTEN
+            add_usage(connection, whose, self._database.clock(), tokens)
+
     def days(self, since: str, until: str, owner: str | None = None) -> list[OwnersDay]:
         """Return what was counted from day ``since`` to day ``until``, both inclusive, by day and owner.
 
@@ -90,12 +114,19 @@ class Usage:
             f"SELECT * FROM usage WHERE day BETWEEN ? AND ? AND {whose} ORDER BY day, owner",
             (since, until, *parameters),
         )
-        return [OwnersDay(row["day"], row["owner"], _tokens(dict(row))) for row in rows]
+        found: dict[tuple[str, str], Counter[str]] = {}
+        for row in rows:
+            gone = row["owner"].startswith(FORGOTTEN + CHILD)
+            sums = found.setdefault((row["day"], FORGOTTEN if gone else row["owner"]), Counter())
+            sums.update({name: row[name] for name in METERS})
+        return [OwnersDay(day, name, _tokens(sums)) for (day, name), sums in found.items()]
 
     def total(self, day: str | None = None, owner: str | None = None) -> Tokens:
         """Return the sum over all days or of one, and over all owners or of one with its children."""
         whose, parameters = _whose(owner)
         when, days = ("1", ()) if day is None else ("day = ?", (day,))
+        if day is not None and owner is not None:  # also what an owner used before deleting themselves on this day
+            whose, parameters = f"({whose} OR owner = ?)", (*parameters, _forgotten_on(day, root(owner)))
         rows = self._database.rows(f"SELECT {_SUMS} FROM usage WHERE {when} AND {whose}", (*days, *parameters))
         return _tokens(dict(rows[0]))
 

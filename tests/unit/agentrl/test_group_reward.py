@@ -181,6 +181,17 @@ async def test_a_group_waits_for_a_judge_that_is_away_until_the_rollout_ends(sta
         GenerateState(args).aborted = False
 
 
+async def test_a_defect_of_a_class_that_judges_ends_no_rollout(stage: Any) -> None:
+    judge = Judge()
+    judge.score_group = lambda *_: 1 / 0  # type: ignore[method-assign, assignment]
+    async with stage(judge) as on:
+        various(on, [f"a{END}", f"x{END}"], [f"b{END}", f"y{END}"])
+        _, group = await played(on, 2)
+        pieces = [piece for member in group for piece in member]
+        assert grader_problems(pieces) == {"group_no_quorum": 2}
+        assert all(piece.remove_sample for piece in pieces)
+
+
 async def test_a_group_with_an_aborted_episode_is_not_asked_about(stage: Any) -> None:
     judge = Judge()
     async with stage(judge) as on:
@@ -198,7 +209,9 @@ async def test_an_episode_that_was_not_played_is_no_member_and_not_trained(stage
         for (piece,) in group:
             del piece.metadata["group"]
         absent = [Sample(tokens=[1], reward=0.0, remove_sample=True, status=Sample.Status.TRUNCATED)]
-        assert await group_reward(args, [group[0], absent, group[1]]) == [[0.25], [0.0], [0.0]]
+        assert await group_reward(args, [group[0], absent, group[1]]) == [[0.25], [0.125], [0.0]], (
+            "compared with no failure"
+        )
         assert absent[0].remove_sample is True
         assert len(judge.asked[-1][1]) == 2
 

@@ -418,6 +418,10 @@ async def test_an_engine_without_a_tokenizer_is_trusted_and_one_with_a_key_never
     with pytest.raises(EngineUnavailableError) as caught:
         await NamedTokenizer(http, POLICY, "x").generate({"input_ids": [1]})
     assert "k-123" not in str(caught.value) + caplog.text
+    other, _ = scripted_transport([{"text": "hello", "meta_info": {}}])
+    http = EngineHttp("http://t", timeout=5.0, concurrency=1, transport=other)
+    with pytest.raises(EngineUnavailableError, match="no SGLang server"):
+        await NamedTokenizer(http, POLICY, "x").check()
 
 
 async def test_a_turn_waits_for_a_teacher_that_is_away_and_is_then_taught(

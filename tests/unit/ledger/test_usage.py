@@ -161,6 +161,33 @@ def test_a_deleted_persons_tokens_lose_their_name_and_stay_in_the_sum(ledger: Le
     assert ledger.usage.total(None, LOCAL) == Tokens(), "nobody owns them"
 
 
+def test_nobody_gets_rid_of_a_quota_by_deleting_themselves(tmp_path: Path) -> None:
+    now = [1_000_000.0]
+    with closing(Ledger(tmp_path / "ledger.sqlite", clock=lambda: now[0])) as ledger:
+        today = day_of(now[0])
+        ledger.usage.add("alice", Tokens(sampled=500))
+        ledger.usage.add("alice/kid", Tokens(sampled=5))
+        ledger.sessions.forget_person("alice")
+        assert ledger.usage.total(today, "alice").sampled == 505
+        assert ledger.usage.total(today, "bob").sampled == 0
+        assert [(each.owner, each.tokens.sampled) for each in ledger.usage.days("", "9")] == [(FORGOTTEN, 505)]
+        now[0] += DAY
+        assert ledger.usage.total(day_of(now[0]), "alice").sampled == 0
+        ledger.sessions.forget_person("bob")
+        with ledger.transaction() as connection:
+            assert [row["owner"] for row in connection.execute("SELECT owner FROM usage")] == [FORGOTTEN]
+
+
+def test_what_ends_after_its_person_was_deleted_brings_no_name_back(ledger: Ledger) -> None:
+    first, later = (make_turn(name, session_id=stored_id("alice", "s"), spent=SPENT) for name in ("one", "two"))
+    ledger.turns.record(first)
+    ledger.sessions.forget_person("alice")
+    assert ledger.turns.record(later) is None
+    ledger.usage.add_to_turn("one", "alice", Tokens(judged=7))
+    assert {each.owner for each in ledger.usage.days("", "9")} == {FORGOTTEN}
+    assert ledger.usage.total().judged == 7
+
+
 def test_a_copied_run_counts_what_it_does_itself(ledger: Ledger, tmp_path: Path) -> None:
     for name in ("trained", "stale"):
         judged_sample(ledger, name)
