@@ -54,10 +54,16 @@ SET_BY_RUN = frozenset(
             "--pipeline-parallel-size",
             "--data-parallel-size",
         ),
-        *("--enable-lora", "--max-loras", "--max-lora-rank", "--lora-target-modules", "--logprobs-mode", "--api-key"),
+        *("-tp", "-pp", "-dp"),
+        *("--enable-lora", "--max-loras", "--max-cpu-loras", "--max-lora-rank", "--lora-target-modules", "--api-key"),
         *("--worker-extension-cls", "--served-model-name", "--return-tokens-as-token-ids", "--seed"),
+        *("--logprobs-mode", "--max-logprobs", "--structured-outputs-config", "--enable-scale-out"),
+        "--enable-prompt-tokens-details",
     }
 )
+"""Options of vLLM that ``--vllm-options`` may not have, because its words come last and would win."""
+SET_IN_PLACE = frozenset({"--enable-prefix-caching"})
+"""Those of a run with ``--weight-update-mode in_place``."""
 
 
 def installed_packages() -> Path | None:
@@ -127,16 +133,28 @@ def check_backend(args: Arguments) -> list[str]:
             problems.append(
                 f"--backend vllm and --lora-target-modules {','.join(outputs)}: vLLM's engines cannot; remove it"
             )
-    problems += _check_options(args.vllm_options)
+    problems += _check_options(args)
     problems += filter(None, [vllm_missing(args.vllm_python)])
     return problems
 
 
-def _check_options(text: str | None) -> list[str]:
+def _check_options(args: Arguments) -> list[str]:
     """Return why the words of ``--vllm-options`` cannot be given to vLLM."""
+    text = args.vllm_options
     try:
         words = shlex.split(text or "")
     except ValueError as error:
         return [f"--vllm-options {text!r}: {error}; write it as in a shell"]
-    own = sorted({word.partition("=")[0] for word in words} & SET_BY_RUN)
+    fixed = SET_BY_RUN | (SET_IN_PLACE if args.weight_update_mode == "in_place" else frozenset())
+    names = {word.partition("=")[0] for word in words if word.startswith("-")}
+    own = sorted(name for name in names if any(option.startswith(_option(name)) for option in fixed))
     return [f"--vllm-options: the run itself sets {', '.join(own)}; remove it"] if own else []
+
+
+def _option(name: str) -> str:
+    """Return an option as vLLM's parser reads it: ``--no_enable-lora`` sets ``--enable-lora``, ``--a.b`` a part of ``--a``.
+
+    The parser also takes the beginning of an option for it.
+    """
+    name = name.partition(".")[0].replace("_", "-")
+    return "--" + name.removeprefix("--no-") if name.startswith("--no-") else name

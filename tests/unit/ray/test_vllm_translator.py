@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import signal
+import socket
+import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -13,10 +16,13 @@ from typing import Any
 
 import httpx
 import pytest
+from safetensors import SafetensorError
 
 from lab.testkit.engine import mock_engine, serve
 from openclaw.engine.client import EngineClient, TokenChunk, scoring_payload
 from openclaw.exceptions import EngineAwayError, EngineProtocolError, EngineRejectedError
+from slime.backends.vllm_utils import server
+from slime.backends.vllm_utils.command import BEHIND
 from slime.backends.vllm_utils.translator import Translator
 from slime.contract.engine import logprob_of
 from slime.weight_sync import BASE
@@ -137,6 +143,11 @@ def test_scores_and_the_likeliest_tokens_are_in_sglangs_form(tmp_path: Path) -> 
         ({"input_ids": [5], "sampling_params": {"regex": "a", "ebnf": "b"}}, "several grammars"),
         ({"input_ids": [5, 6, 7], "stream": True, "return_logprob": True, "logprob_start_len": 0}, "logprob_start_len"),
         ({"input_ids": [5], "lora_path": "mine"}, "lora_path mine"),
+        ({"input_ids": [5], "lora_path": ["mine"]}, "lora_path ['mine']: send the name"),
+        ({"input_ids": [5], "sampling_params": [1]}, "sampling_params [1]: send a JSON object"),
+        ({"input_ids": [5], "sampling_params": {"temperature": "hot"}}, "temperature 'hot': send a number"),
+        ({"input_ids": [5], "sampling_params": {"max_new_tokens": []}}, "max_new_tokens []: send a number"),
+        ({"input_ids": [5], "logprob_start_len": "0"}, "logprob_start_len '0': send a number"),
     ],
 )
 def test_what_vllm_would_ignore_is_refused_by_name(tmp_path: Path, payload: dict[str, Any], named: str) -> None:
@@ -147,6 +158,84 @@ def test_what_vllm_would_ignore_is_refused_by_name(tmp_path: Path, payload: dict
             assert named in answer.json()["error"]["message"]
 
     asyncio.run(run())
+
+
+def test_a_body_that_is_no_object_is_refused(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with served(tmp_path) as here:
+            answer = await here.http.post("/generate", json=[1])
+            assert (answer.status_code, "send a JSON object" in answer.text) == (400, True)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("spoiled", "named"),
+    [
+        (lambda answer: answer.pop("prompt_logprobs"), "vLLM scored 0 of 3"),
+        (lambda answer: answer["prompt_logprobs"].pop(), "vLLM scored 2 of 3"),
+        (lambda answer: answer["choices"].clear(), "another form"),
+        (lambda answer: answer.update(usage="none"), "another form"),
+    ],
+)
+def test_a_whole_answer_of_another_form_is_a_fault_of_vllm(tmp_path: Path, spoiled: Any, named: str) -> None:
+    async def run() -> None:
+        async with served(tmp_path) as here:
+            here.vllm.change = lambda answer: (spoiled(answer), answer)[1]
+            answer = await here.post("/generate", **scoring_payload([5, 6], [7]))
+            assert (answer.status_code, named in answer.text) == (502, True), answer.text
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("spans", [None, []])
+def test_tokens_of_no_weight_version_are_a_fault_of_vllm(tmp_path: Path, spans: Any) -> None:
+    async def run() -> None:
+        async with served(tmp_path) as here:
+
+            def change(answer: dict[str, Any]) -> dict[str, Any]:
+                for choice in answer["choices"]:
+                    choice["weight_versions"] = spans
+                return answer
+
+            here.vllm.change = change
+            answer = await here.post("/generate", input_ids=[5, 6])
+            assert (answer.status_code, "no weight version of its 7 tokens" in answer.text) == (502, True)
+            with pytest.raises(EngineProtocolError):
+                await chunks(here.url)
+            # Without tokens there is nothing to name.
+            assert (await here.post("/generate", **scoring_payload([5, 6], [7]))).status_code == 200
+
+    asyncio.run(run())
+
+
+def test_a_port_that_is_taken_ends_the_process_before_vllm_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[Any] = []
+
+    def start(command: Any, folder: Path) -> Any:
+        started.append(command)
+        raise AssertionError("vLLM was started")
+
+    monkeypatch.setattr(server, "start_vllm", start)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        own = ["--host", "127.0.0.1", "--port", str(taken.getsockname()[1]), "--model", "m", "--ranks", "1"]
+        with pytest.raises(SystemExit):
+            server.main([*own, BEHIND, "vllm"])
+    assert not started
+
+
+def test_vllm_does_not_outlive_a_translator_that_cannot_serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"none")
+    monkeypatch.setattr("tempfile.mkdtemp", lambda prefix: str(tmp_path))
+    monkeypatch.setattr(server, "start_janitor", lambda folder, detached: None)
+    own = ["--host", "127.0.0.1", "--port", "0", "--model", str(tmp_path), "--ranks", "1", "--adapters", "q_proj"]
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as vllm:
+        monkeypatch.setattr(server, "start_vllm", lambda command, folder: vllm)
+        with pytest.raises(SafetensorError):
+            server.main([*own, BEHIND, "vllm"])
+        ended = vllm.returncode
+        vllm.kill()
+    assert ended == -signal.SIGTERM
 
 
 def test_grammars_and_lengths_have_vllms_names(tmp_path: Path) -> None:

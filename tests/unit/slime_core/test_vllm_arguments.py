@@ -41,7 +41,8 @@ def test_the_engine_is_that_of_the_flag(base: list[str]) -> None:
     assert (given["--block-size"], given["--max-model-len"], args.vllm_options) == ("32", "512", "--block-size 32")
     assert given["--logprobs-mode"] == "processed_logprobs"
     assert "--enable-lora" not in given
-    environment = vllm_environment(args, {"VLLM_CPU_KVCACHE_SPACE": "3"}, cpu=True)
+    environment = vllm_environment(args, {"VLLM_CPU_KVCACHE_SPACE": "3", "VLLM_API_KEY": "x"}, cpu=True)
+    assert "VLLM_API_KEY" not in environment, "the translator sends no key"
     assert (environment["VLLM_CPU_KVCACHE_SPACE"], environment["VLLM_SERVER_DEV_MODE"]) == ("3", "1")
 
 
@@ -55,9 +56,15 @@ def test_a_policys_engine_has_room_for_its_adapters(base: list[str]) -> None:
     assert "--adapters" not in judge
 
 
-def test_updates_in_place_need_an_engine_without_prefix_cache(base: list[str]) -> None:
-    args = parse_args([*base, *VLLM, "--weight-update-mode", "in_place"])
+def test_updates_in_place_need_an_engine_without_prefix_cache(
+    base: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*base, *VLLM, "--weight-update-mode", "in_place"]
+    args = parse_args(words)
     assert "--no-enable-prefix-caching" in options(server_command(args, POLICY, port=5, cpu=True))
+    said = refusal(capsys, [*words, "--vllm-options=--enable-prefix-caching"])
+    assert "the run itself sets --enable-prefix-caching" in said
+    parse_args([*base, *VLLM, "--vllm-options=--enable-prefix-caching"])
 
 
 @pytest.mark.parametrize(
@@ -76,6 +83,11 @@ def test_updates_in_place_need_an_engine_without_prefix_cache(base: list[str]) -
         ("--use-lora --lora-rank 600", "--lora-rank 600"),
         ("--use-lora --lora-target-modules q_proj,lm_head", "--lora-target-modules lm_head"),
         ("--vllm-options --api-key=x", "the run itself sets --api-key"),
+        ("--vllm-options --max_logprobs=5 -tp 2 --max-cpu-loras 9", "sets --max-cpu-loras, --max_logprobs, -tp;"),
+        ("--vllm-options --logprobs_mode raw_logprobs -pp=2 -dp 2", "sets --logprobs_mode, -dp, -pp;"),
+        ("--vllm-options --no-enable-lora --no_enable_scale_out", "sets --no-enable-lora, --no_enable_scale_out;"),
+        ("--vllm-options --structured-outputs-config.backend=guidance", "sets --structured-outputs-config.backend;"),
+        ("--vllm-options --tensor-par 2", "sets --tensor-par;"),
     ],
 )
 def test_what_vllm_cannot_do_is_refused_by_name(

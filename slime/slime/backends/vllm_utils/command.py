@@ -85,7 +85,8 @@ def vllm_environment(args: Arguments, base: Mapping[str, str], *, cpu: bool) -> 
 
     vLLM's interpreter finds this package beside its own, and what ``scripts/setup_vllm.sh`` installed, if it is the run's.
     """
-    environment = {**base}
+    # With a key vLLM would refuse the translator, which has none; only its owner reaches vLLM's socket.
+    environment = {name: value for name, value in base.items() if name != "VLLM_API_KEY"}
     paths = [str(Path(__file__).resolve().parents[3])]
     packages = installed_packages()
     if args.vllm_python is None and packages is not None:

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -33,6 +34,8 @@ from slime.exceptions import EngineError
 logger = logging.getLogger(__name__)
 
 CONNECT_SECONDS = 10.0
+END_SECONDS = 8.0
+"""For vLLM to end by itself; less than `VLLMProcess.stop_seconds`."""
 ADAPTER_CONFIG = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 1, "lora_alpha": 1, "bias": "none"}
 
 
@@ -87,40 +90,44 @@ async def serve(
     vllm: subprocess.Popen[bytes],
     folder: Path,
     janitor: subprocess.Popen[str],
+    listening: socket.socket,
     *,
     hold: bool,
 ) -> int:
-    """Serve until vLLM ends or a signal comes; return vLLM's status, 0 after a signal."""
-    base = None
-    if options.adapters:
-        base = folder / "zeros"
-        zero_adapter(Path(options.model), options.adapters, base)
+    """Serve at ``listening`` until vLLM ends or a signal comes; return vLLM's status, 0 after a signal.
+
+    vLLM is ended however this ends.
+    """
+    end = asyncio.create_task(asyncio.to_thread(vllm.wait))
     transport = httpx.AsyncHTTPTransport(uds=str(folder / "vllm.sock"), limits=httpx.Limits(max_connections=None))
     timeout = httpx.Timeout(None, connect=CONNECT_SECONDS)
-    async with httpx.AsyncClient(transport=transport, base_url="http://vllm", timeout=timeout) as client:
-        routes = Translator(client, folder, model=options.model, ranks=options.ranks, adapters=bool(base))
-        config = uvicorn.Config(
-            routes.app(),
-            host=options.host,
-            port=options.port,
-            log_level="warning",
-            ws="none",
-            timeout_graceful_shutdown=1,
-        )
-        server = uvicorn.Server(config)
-        beginning = asyncio.create_task(begin(routes, base, janitor, vllm, hold=hold))
-        serving = asyncio.create_task(server.serve())
-        end = asyncio.create_task(asyncio.to_thread(vllm.wait))
-        await asyncio.wait((serving, end), return_when=asyncio.FIRST_COMPLETED)
-        beginning.cancel()
+    try:
+        base = None
+        if options.adapters:
+            base = folder / "zeros"
+            zero_adapter(Path(options.model), options.adapters, base)
+        async with httpx.AsyncClient(transport=transport, base_url="http://vllm", timeout=timeout) as client:
+            routes = Translator(client, folder, model=options.model, ranks=options.ranks, adapters=bool(base))
+            config = uvicorn.Config(routes.app(), log_level="warning", ws="none", timeout_graceful_shutdown=1)
+            server = uvicorn.Server(config)
+            beginning = asyncio.create_task(begin(routes, base, janitor, vllm, hold=hold))
+            serving = asyncio.create_task(server.serve(sockets=[listening]))
+            await asyncio.wait((serving, end), return_when=asyncio.FIRST_COMPLETED)
+            beginning.cancel()
+            if not end.done():
+                serving.result()
+                return 0
+            logger.error("vLLM ended with status %d", end.result())
+            server.should_exit = True
+            with contextlib.suppress(asyncio.CancelledError):
+                await serving
+            return end.result() or 1
+    finally:
         if not end.done():
             vllm.terminate()
-            return 0
-        logger.error("vLLM ended with status %d", end.result())
-        server.should_exit = True
-        with contextlib.suppress(asyncio.CancelledError):
-            await serving
-        return end.result() or 1
+            await asyncio.wait((end,), timeout=END_SECONDS)
+        if not end.done():
+            vllm.kill()
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -139,9 +146,11 @@ def main(words: Sequence[str] | None = None) -> int:
         parser.add_argument(option, type=int, required=True)
     parser.add_argument("--adapters", nargs="+", default=[])
     options = parser.parse_args(words[:place])
+    # A port that is taken ends the process here, before vLLM holds memory.
+    listening = uvicorn.Config("", host=options.host, port=options.port, log_level="warning").bind_socket()
     folder = Path(tempfile.mkdtemp(prefix="slime-vllm-"))
     janitor = start_janitor(folder, detached=True)
-    return asyncio.run(serve(options, start_vllm(words[place + 1 :], folder), folder, janitor, hold=hold))
+    return asyncio.run(serve(options, start_vllm(words[place + 1 :], folder), folder, janitor, listening, hold=hold))
 
 
 if __name__ == "__main__":

@@ -58,6 +58,8 @@ _FIELDS = frozenset(
         "stream",
     }
 )
+_NUMBERS = frozenset({"temperature", "max_new_tokens", "logprob_start_len", "top_logprobs_num"})
+"""Those that are read here; vLLM looks at the others."""
 _OF_ROUTER = frozenset({"log_metrics"})
 """The router adds it to each request; it is about SGLang's own metrics."""
 
@@ -95,12 +97,15 @@ class Asked:
         return REQUEST_ID + self.body["request_id"]
 
 
-def to_vllm(payload: Mapping[str, Any], name: str) -> Asked:
+def to_vllm(payload: Any, name: str) -> Asked:
     """Return the request of vLLM for a `/generate` payload; ``name``: of a request that has none.
 
     Raises:
         UntranslatableError: vLLM would not do what the payload says.
     """
+    if not isinstance(payload, dict):
+        raise UntranslatableError(f"the body is a {type(payload).__name__}; send a JSON object with 'input_ids'")
+    _check_kinds(payload)
     prompt = payload.get(_IDS)
     if not isinstance(prompt, list) or not prompt or not all(isinstance(token, int) for token in prompt):
         raise UntranslatableError(
@@ -147,6 +152,19 @@ def to_vllm(payload: Mapping[str, Any], name: str) -> Asked:
     return Asked(body, payload.get(_ADAPTER), prompt, logprobs, top, scored_from, new_tokens > 0)
 
 
+def _check_kinds(payload: Mapping[str, Any]) -> None:
+    """Raise `UntranslatableError` for a value that is not of the kind that its name says."""
+    sampling = payload.get("sampling_params") or {}
+    if not isinstance(sampling, dict):
+        raise UntranslatableError(f"sampling_params {sampling!r}: send a JSON object")
+    adapter = payload.get(_ADAPTER)
+    if adapter is not None and not isinstance(adapter, str):
+        raise UntranslatableError(f"{_ADAPTER} {adapter!r}: send the name of one adapter")
+    for name, value in {**payload, **sampling}.items():
+        if name in _NUMBERS and value is not None and not isinstance(value, int | float):
+            raise UntranslatableError(f"{name} {value!r}: send a number")
+
+
 def _sampling(parameters: Mapping[str, Any]) -> dict[str, Any]:
     if unknown := sorted(set(parameters) - set(PARAMETERS) - set(GRAMMARS)):
         raise UntranslatableError(f"sampling_params: vLLM engines have no {', '.join(unknown)}; leave it out")
@@ -179,9 +197,15 @@ class Weights:
     digest: str | None = None
 
     def spans(self, sent: Sequence[Mapping[str, Any]] | None, count: int) -> list[dict[str, Any]]:
-        """Return the version of each stretch of ``count`` tokens, by the spans that vLLM ``sent``."""
+        """Return the version of each stretch of ``count`` tokens, by the spans that vLLM ``sent``.
+
+        Raises:
+            ValueError: there are tokens, but nothing says which version sampled them.
+        """
         if self.pinned is not None:
             return [{"version": self.pinned, "start": 0, "end": count}] if count else []
+        if count and not sent:
+            raise ValueError(f"vLLM named no weight version of its {count} tokens")
         return [{name: span[name] for name in ("version", "start", "end")} for span in sent or ()]
 
 
@@ -197,7 +221,7 @@ class Reply:
         """Return the event of SGLang's stream for one of vLLM's, or None: the last one waits for the report of the usage.
 
         Raises:
-            KeyError: the event is not in vLLM's format; so do TypeError and ValueError.
+            LookupError: the event is not in vLLM's format; so do AttributeError, TypeError and ValueError.
         """
         if "error" in sent:
             return {"error": sent["error"]}
@@ -261,12 +285,13 @@ class Reply:
     def _scores(self, sent: Sequence[Mapping[str, Any] | None] | None) -> dict[str, Any]:
         """Return the entries of the prompt's ids; the first one has no value, as in SGLang."""
         start, prompt, top = self._asked.scored_from, self._asked.prompt, self._asked.top
-        if sent is not None and len(sent) != len(prompt):
-            raise ValueError(f"vLLM scored {len(sent)} of {len(prompt)} prompt tokens")
+        scored = sent or ()
+        if start + 1 < len(prompt) != len(scored):
+            raise ValueError(f"vLLM scored {len(scored)} of {len(prompt)} prompt tokens")
         entries: list[list[Any]] = [[None, prompt[start], None]]
         tops: list[list[list[Any]] | None] = [None]
         for position in range(start + 1, len(prompt)):
-            found = (sent or ())[position] or {}
+            found = scored[position] or {}
             entries.append([found[str(prompt[position])]["logprob"], prompt[position], None])
             listed = [{"token_id": int(token), "logprob": value["logprob"]} for token, value in found.items()]
             tops.append(_best(listed, top))

@@ -44,6 +44,8 @@ ABSENT = "does not exist"
 """In the refusal to unload an adapter; `SGLangEngine` looks for it."""
 DEFAULT_VERSION = "default"
 POLL_SECONDS = 0.1
+FOREIGN_FORM = (LookupError, AttributeError, TypeError, ValueError)
+"""What `Reply` raises of an answer that is not in vLLM's format."""
 T = TypeVar("T")
 
 
@@ -320,7 +322,7 @@ def _event(body: bytes, reply: Reply) -> bytes | None:
     """Return an event of SGLang's stream, or what vLLM sent if it has another form; the client says so of it."""
     try:
         event = reply.event(orjson.loads(body))
-    except (KeyError, TypeError, ValueError):
+    except FOREIGN_FORM:
         return body
     return None if event is None else orjson.dumps(event)
 
@@ -330,7 +332,7 @@ def _whole(status: int, content: bytes, reply: Reply) -> Response:
         return Response(content, status_code=status, media_type="application/json")
     try:
         return Response(orjson.dumps(reply.whole(orjson.loads(content))), media_type="application/json")
-    except (KeyError, TypeError, ValueError) as error:
+    except FOREIGN_FORM as error:
         return _refusal(502, f"vLLM sent an answer of another form ({error!r})")
 
 
