@@ -292,6 +292,8 @@ class Fireworks:
             if not asked["identity"].endswith(f"-of-{job}"):
                 raise Wrong(400, "not in this trainer's bucket")
             found["target"], found["wait"] = asked["identity"], self.loads_in
+            if set(found["replicas"]) == {asked["identity"]}:
+                found["target"] = None  # they have it already
             return JSONResponse({})
         stage = "done"
         if found["target"] is not None:

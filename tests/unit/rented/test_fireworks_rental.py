@@ -7,10 +7,13 @@ import os
 import runpy
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from groundwork.exceptions import ConfigError
@@ -154,6 +157,59 @@ def test_a_trainer_that_was_deleted_is_replaced_and_the_deployment_loads_from_th
         assert Note.read(tmp_path) == again.note
 
 
+def test_a_trainer_that_a_running_run_replaces_gets_its_deployment(fireworks: Fireworks, tmp_path: Path) -> None:
+    with rental(tmp_path) as rented:
+        first = rented.note
+        fireworks.trainers[first.trainer_path]["state"] = "ARCHIVED"
+        rented.revive()
+        assert rented.note.trainer != first.trainer
+        assert fireworks.deployments[first.deployment_path]["hotLoadTrainerJob"] == rented.note.trainer_path
+        assert Note.read(tmp_path) == rented.note
+
+
+def test_a_trainer_that_is_not_found_is_noted_before_it_is_created_again(fireworks: Fireworks, tmp_path: Path) -> None:
+    with rental(tmp_path) as rented:
+        del fireworks.trainers[rented.note.trainer_path]
+        (tmp_path / NOTE).unlink()
+        noted: list[Note | None] = []
+        fireworks.before = lambda _: noted.append(Note.read(tmp_path))
+        rented.revive()
+        assert noted == [rented.note]
+
+
+def test_the_end_deletes_without_the_file_and_nothing_is_created_after_it(fireworks: Fireworks, tmp_path: Path) -> None:
+    with rental(tmp_path) as rented:
+        (tmp_path / NOTE).unlink()
+    assert not fireworks.deployments
+    assert fireworks.trainers[rented.note.trainer_path]["state"] == "DELETED"
+    fireworks.trainers.clear()
+    with pytest.raises(Stopped):
+        rented.revive()
+    assert not fireworks.trainers
+    assert not (tmp_path / NOTE).exists()
+
+
+def test_the_end_waits_for_a_create_and_deletes_it(fireworks: Fireworks, tmp_path: Path) -> None:
+    rented = rental(tmp_path).__enter__()
+    fireworks.trainers.clear()
+    creates, go = threading.Event(), threading.Event()
+
+    def slow(_: str) -> None:
+        creates.set()
+        assert go.wait(10)
+
+    fireworks.before = slow
+    with ThreadPoolExecutor(2) as threads:
+        worker = threads.submit(rented.revive)
+        assert creates.wait(10)
+        end = threads.submit(rented.__exit__)
+        assert not wait([end], timeout=0.2).done
+        go.set()
+        end.result()
+        worker.exception()  # it meets a trainer that is gone, or has just finished
+    assert {each["state"] for each in fireworks.trainers.values()} == {"DELETED"}
+
+
 def test_a_trainer_that_fails_is_told_with_its_reason_and_deleted(fireworks: Fireworks, tmp_path: Path) -> None:
     fireworks.boot = ["CREATING", "FAILED"]
     fireworks.before = lambda what: None
@@ -246,6 +302,40 @@ def test_another_model_does_not_get_the_old_trainer(fireworks: Fireworks, tmp_pa
     ):
         rental(tmp_path, lora_rank=16).__enter__()
     assert fireworks.deployments, "it is not deleted by a run that was refused"
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        (
+            {"fireworks_gpus": 10},
+            r"--fireworks-gpus 10: that makes 3 replicas, and \S+ has 2; leave it out .* or type: ",
+        ),
+        (
+            {"fireworks_deployment": "new"},
+            r"--fireworks-deployment new: \S+ names mine; leave it out .* or type: python",
+        ),
+    ],
+)
+def test_what_would_change_nothing_of_what_was_found_is_refused(
+    changes: dict[str, Any], told: str, fireworks: Fireworks, tmp_path: Path
+) -> None:
+    before = {"fireworks_deployment": "mine", "fireworks_gpus": 9}
+    rental(tmp_path, **before).__enter__()
+    with pytest.raises(ConfigError, match=told):
+        rental(tmp_path, **{**before, **changes}).__enter__()
+    assert fireworks.deployments, "it is not deleted by a run that was refused"
+    with rental(tmp_path, **before):
+        pass
+
+
+def test_an_address_of_something_else_is_one_line(
+    fireworks: Fireworks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = httpx.Response(200, text="<html>", request=httpx.Request("GET", f"{fireworks.address}/v1/accounts"))
+    monkeypatch.setattr(httpx.Client, "request", lambda *_, **__: page)
+    with pytest.raises(ConfigError, match=r"/v1/accounts answers 200 without a JSON object; check FIREWORKS_BASE_URL$"):
+        rental(tmp_path).__enter__()
 
 
 def test_what_is_kept_is_named_with_its_end(
@@ -359,5 +449,10 @@ def test_all_weights_are_refused_by_name(monkeypatch: pytest.MonkeyPatch, capsys
         assert "--lora-rank 0 asks for all weights, and only an adapter can be trained here" in capsys.readouterr().err
 
 
-def test_nothing_is_deleted_where_nothing_was_rented(tmp_path: Path) -> None:
-    assert exit_code("--delete", str(tmp_path)) == 0
+def test_a_folder_that_names_nothing_is_told_and_nothing_is_deleted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code("--delete", str(tmp_path)) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"run.py: there is no fireworks.json in {tmp_path}, and nothing was deleted; ")
+    assert told.count("\n") == 1

@@ -250,16 +250,33 @@ def test_a_replica_that_lost_its_weights_gets_them_again_and_the_reply_is_asked_
     assert loaded(fireworks) == mine
 
 
-def test_weights_that_do_not_load_are_a_loss_and_nobody_is_answered_by_others(
-    running: Running, fireworks: Fireworks
-) -> None:
+def test_weights_that_do_not_load_are_a_loss_and_the_last_ones_answer(running: Running, fireworks: Fireworks) -> None:
     step(running.trainer, 0)
     running.trainer._current()
-    fireworks.snapshots.clear()
+    fireworks.snapshots.popitem()
     with pytest.raises(RankLostError, match="could not load served-"):
         running.trainer.update_weights()
-    refused = running.ask()
-    assert (refused["status"], "has no weights of this run loaded" in refused["error"]["message"]) == (503, True)
+    reply = running.ask()["meta_info"]
+    assert (reply["weight_version"], reply["output_token_logprobs"][0][0]) == ("0", 0.0)
+
+
+def test_a_load_that_failed_once_is_done_again_by_a_later_request(running: Running, fireworks: Fireworks) -> None:
+    [found] = fireworks.deployments.values()
+    mine, fireworks.snapshots["of-somebody-else"] = found["replicas"][0], 7.0
+    found["replicas"], fireworks.refuses["POST /hot_load"] = ["of-somebody-else"], [400]
+    assert running.ask()["status"] == 400
+    assert running.version == "0"
+    assert loaded(fireworks) == mine
+
+
+def test_a_replica_has_what_serves_and_not_what_it_also_holds() -> None:
+    def has(current: str | None, *adapters: str) -> bool:
+        held = [{"identity": each, "status": "loaded"} for each in adapters]
+        replica = {"readiness": True, "current_snapshot_identity": current, "loaded_adapters": held}
+        return deployment._has(replica, "mine")
+
+    assert (has("mine", "other"), has(None, "mine")) == (True, True)
+    assert not any((has("other", "mine"), has(None, "mine", "other"), has(None, "other"), has(None)))
 
 
 # What is missing is refused
@@ -299,6 +316,20 @@ def test_the_log_probability_is_that_of_the_sampling() -> None:
         read(raw, [1, 2], 0, score=False, exact=True)
     with pytest.raises(RefusedError, match="no token ids with its likeliest tokens"):
         read(choice(), [1, 2], 3, score=False, exact=True)
+
+
+def test_the_first_position_of_a_prompt_needs_no_likeliest_tokens() -> None:
+    rest = {"logprob": -0.5, "top_logprobs": [{"token_id": 9, "logprob": -0.1}]}
+    raw = {"completion_token_ids": [1, 2, 20]}
+    found = read(
+        choice(logprobs={"content": [{"logprob": None}, rest, rest]}, raw_output=raw),
+        [1, 2],
+        1,
+        score=True,
+        exact=False,
+    )
+    assert found.topk_prompt_logprobs == [None, [(9, -0.1)]]
+    assert found.sequences[0].topk_logprobs == [[(9, -0.1)]]
 
 
 def test_stops_at_token_ids_are_refused(running: Running) -> None:

@@ -11,18 +11,20 @@ from __future__ import annotations
 
 import json
 import secrets
+import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import tinker
 
 from groundwork.exceptions import ConfigError
+from groundwork.process import Stopped
 from slime.args import Arguments, required
 from slime.arguments.fireworks import KEY
-from slime.backends.fireworks_utils.http import Connection
+from slime.backends.fireworks_utils.http import Connection, body_of
 from slime.utils.run_logs import say
 
 NOTE = "fireworks.json"
@@ -124,6 +126,7 @@ class Rental:
     def __init__(self, args: Arguments, connection: Connection) -> None:
         self._args, self._connection, self._folder = args, connection, Path(args.run_dir)
         self.context: int | None = None
+        self._closing, self._closed = threading.Lock(), False
 
     def __enter__(self) -> Rental:
         """Create or find both.
@@ -136,9 +139,9 @@ class Rental:
             account = self._account()
             self.shape = self._resolved()
             replicas = self._replicas()
-            self.note = self._noted(account)
+            self.note = self._noted(account, replicas)
             try:
-                self.revive()
+                self._train()
                 self._deploy(replicas)
             except BaseException:
                 self.__exit__()
@@ -148,11 +151,13 @@ class Rental:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Delete both, or with ``--fireworks-keep`` say how to."""
+        """Let nothing more be created, and delete both, or with ``--fireworks-keep`` say how to."""
+        with self._closing:
+            self._closed = True
         if self._args.fireworks_keep:
             say(f"keeps    {self.note.trainer_path} and {self.note.deployment_path}, which cost; to delete: {self.how}")
         else:
-            delete(self._folder)
+            _delete(self.note, self._folder)
 
     @property
     def how(self) -> str:
@@ -162,7 +167,7 @@ class Rental:
     # What there is
 
     def _account(self) -> str:
-        found = self._connection.ask("GET", "/v1/accounts", query={"pageSize": "2"}).json().get("accounts") or []
+        found = body_of(self._connection.ask("GET", "/v1/accounts", query={"pageSize": "2"})).get("accounts") or []
         names = [str(each.get("name", "")).removeprefix("accounts/") for each in found]
         if len(names) != 1 or not names[0]:
             raise ConfigError(f"the key in {KEY} belongs to {len(names)} accounts; export one that belongs to one")
@@ -171,10 +176,10 @@ class Rental:
     def _resolved(self) -> Shape:
         name = required("--fireworks-training-shape", self._args.fireworks_training_shape)
         if "/versions/" in name:
-            version = self._connection.ask("GET", f"/v1/{name}").json()
+            version = body_of(self._connection.ask("GET", f"/v1/{name}"))
         else:
             asked = {"filter": "latest_validated=true", "pageSize": "1"}
-            found = self._connection.ask("GET", f"/v1/{name}/versions", query=asked).json()
+            found = body_of(self._connection.ask("GET", f"/v1/{name}/versions", query=asked))
             version = next(iter(found.get("trainingShapeVersions") or ()), None)
             if version is None:
                 raise ConfigError(f"{name} has no validated version; choose another --fireworks-training-shape")
@@ -187,7 +192,7 @@ class Rental:
         deployment = facts.get("deploymentShapeVersion")
         if not deployment:
             raise ConfigError(f"{name} names no shape of a deployment; choose another --fireworks-training-shape")
-        replica = self._connection.ask("GET", f"/v1/{deployment}").json().get("snapshot") or {}
+        replica = body_of(self._connection.ask("GET", f"/v1/{deployment}")).get("snapshot") or {}
         return Shape(
             name,
             int(facts.get("maxSupportedContextLength") or 0) or None,
@@ -208,7 +213,7 @@ class Rental:
             )
         return (gpus - shape.accelerators) // shape.per_replica
 
-    def _noted(self, account: str) -> Note:
+    def _noted(self, account: str, replicas: int) -> Note:
         args, name = self._args, f"openclaw-{secrets.token_hex(4)}"
         model = required("--tinker-model", args.tinker_model)
         wanted = Note(account, name, args.fireworks_deployment or name, model, args.lora_rank, self.shape.name)
@@ -225,12 +230,23 @@ class Rental:
             raise ConfigError(
                 f"{self._folder / NOTE} names a trainer of another {' and '.join(differ)}; set it as before, or type: {self.how}"
             )
+        if (asked := args.fireworks_deployment) not in {None, found.deployment}:
+            raise ConfigError(
+                f"--fireworks-deployment {asked}: {self._folder / NOTE} names {found.deployment}; leave it out to go on with "
+                f"that, or type: {self.how}"
+            )
+        deployment = self._state(found.deployment_path) if args.fireworks_gpus is not None else None
+        if deployment is not None and (has := int(deployment.get("maxReplicaCount") or 0)) != replicas:
+            raise ConfigError(
+                f"--fireworks-gpus {args.fireworks_gpus}: that makes {replicas} replicas, and {found.deployment_path} has "
+                f"{has}; leave it out to go on with that, or type: {self.how}"
+            )
         say(f"finds    {found.trainer_path} and {found.deployment_path} of {self._folder}")
         return found
 
     def _state(self, path: str) -> Mapping[str, Any] | None:
         answer = self._connection.ask("GET", f"/v1/{path}", also=ABSENT)
-        return None if answer.status_code in ABSENT else answer.json()
+        return None if answer.status_code in ABSENT else body_of(answer)
 
     # The trainer job
 
@@ -240,22 +256,32 @@ class Rental:
         return f"/training/v1/rlorTrainerJobs/{self.note.account}/{self.note.trainer}"
 
     def revive(self) -> None:
-        """Return once the trainer job answers; it is created, resumed, or replaced if it was deleted.
+        """Return once the trainer job answers, and a deployment that there is loads from it.
 
         Raises:
-            ConfigError, Stopped: as `__enter__`.
+            ConfigError: as `__enter__`.
+            Stopped: a signal arrived, or `__exit__` began.
         """
-        job = self._state(self.note.trainer_path)
-        if job is not None and _state_of(job) in GONE:
-            fields = {**asdict(self.note), "trainer": f"openclaw-{secrets.token_hex(4)}"}
-            self.note, job = Note(**fields), None
-            self.note.write(self._folder)
+        self._train()
+        found = self._state(self.note.deployment_path)
+        if found is not None and found.get("hotLoadTrainerJob") != self.note.trainer_path:
+            self._attach(found)
+
+    def _train(self) -> None:
+        """Create the trainer job, resume it, or replace it if it was deleted, and wait until it answers."""
         resumed_at = None
-        if job is None:
-            self._create_trainer()
-        elif _state_of(job) in RESUMABLE:
-            self._connection.ask("POST", f"/v1/{self.note.trainer_path}:resume")
-            resumed_at = time.monotonic()
+        with self._closing:  # as long as it creates, the end waits, so that it deletes what was created
+            if self._closed:
+                raise Stopped
+            job = self._state(self.note.trainer_path)
+            if job is not None and _state_of(job) in GONE:
+                self.note, job = replace(self.note, trainer=f"openclaw-{secrets.token_hex(4)}"), None
+            if job is None:
+                self.note.write(self._folder)
+                self._create_trainer()
+            elif _state_of(job) in RESUMABLE:
+                self._connection.ask("POST", f"/v1/{self.note.trainer_path}:resume")
+                resumed_at = time.monotonic()
         job = self._until("trainer job", self.note.trainer_path, lambda job: self._trains(job, resumed_at))
         limit = (job.get("trainingConfig") or {}).get("maxContextLength")
         self.context = int(limit) if limit else self.shape.context
@@ -288,9 +314,8 @@ class Rental:
 
     def _deploy(self, replicas: int) -> None:
         found = self._state(self.note.deployment_path)
-        if found is not None and _state_of(found) in DEAD:
-            raise ConfigError(f"{self.note.deployment_path} is {_state_of(found)}; type: {self.how}")
         if found is None:
+            self.note.write(self._folder)
             body = {
                 "baseModel": self.note.model,
                 "description": "openclaw-rl",
@@ -305,7 +330,13 @@ class Rental:
             }
             path = f"/v1/accounts/{self.note.account}/deployments"
             self._connection.ask("POST", path, body, query={"deploymentId": self.note.deployment}, also=TAKEN)
-        elif found.get("hotLoadTrainerJob") != self.note.trainer_path:
+        self._attach(found)
+
+    def _attach(self, found: Mapping[str, Any] | None) -> None:
+        """Let a deployment that was found load from the trainer job, and wait until it, or a new one, serves."""
+        if found is not None and _state_of(found) in DEAD:
+            raise ConfigError(f"{self.note.deployment_path} is {_state_of(found)}; type: {self.how}")
+        if found is not None and found.get("hotLoadTrainerJob") != self.note.trainer_path:
             change = {"hotLoadTrainerJob": self.note.trainer_path}
             query = {"updateMask": "hot_load_trainer_job"}
             self._connection.ask("PATCH", f"/v1/{self.note.deployment_path}", change, query=query)
@@ -329,7 +360,7 @@ class Rental:
         answer = self._connection.ask("GET", HOT_LOAD, headers=self.hot_load_headers, also=not_yet)
         if answer.status_code in not_yet:
             return []
-        found = answer.json().get("replicas")
+        found = body_of(answer).get("replicas")
         if not isinstance(found, list):
             raise tinker.TinkerError(
                 f"{HOT_LOAD} tells of no replicas; this version of its interface is not known here"
@@ -374,11 +405,17 @@ def delete(folder: Path) -> bool:
     """Delete what a run's note names, the deployment first, and return whether nothing is left.
 
     Raises:
-        ConfigError: the note cannot be read, or there is no key.
+        ConfigError: there is no note, it cannot be read, or there is no key.
     """
     note = Note.read(folder)
     if note is None:
-        return True
+        raise ConfigError(
+            f"there is no {NOTE} in {folder}, and nothing was deleted; give the folder of a run that rents, its --run-dir"
+        )
+    return _delete(note, folder)
+
+
+def _delete(note: Note, folder: Path) -> bool:
     connection, left = Connection(patience=60.0), []
     forced = {"hard": "true", "ignoreChecks": "true"}
     try:
@@ -393,6 +430,7 @@ def delete(folder: Path) -> bool:
     finally:
         connection.close()
     if left:
+        note.write(folder)
         say(f"warning: to delete it later, type: {how_to_delete(folder)}")
         return False
     (folder / NOTE).unlink(missing_ok=True)

@@ -26,7 +26,7 @@ import tinker
 
 from slime.arguments.tinker import PREFILL, SAMPLE
 from slime.backends.fireworks_utils.control import HOT_LOAD, Rental
-from slime.backends.fireworks_utils.http import Connection
+from slime.backends.fireworks_utils.http import Connection, body_of
 from slime.backends.tinker_utils.service import Meter, RefusedError, Sampled
 from slime.exceptions import LostError
 from slime.utils.probes import Answer, Probe
@@ -123,7 +123,7 @@ class Completions:
             if answer.is_success:
                 break
             self._connection.pause(LOADING_PAUSE)
-        found = answer.json()
+        found = body_of(answer)
         plain = body["temperature"] == body["top_p"] == 1.0 and not body["top_k"]
         response = read(found, list(ids), topk, score, exact and not plain)
         self._meter.add(PREFILL, len(ids) - response.prompt_cache_hit_tokens)
@@ -177,16 +177,20 @@ def read(found: Mapping[str, Any], ids: list[int], topk: int, score: bool, exact
             )
         sampled = [entry.get("logprob") for entry in entries[start:]]
     log_probs = [_number(each) for each in sampled]
-    rows = [_row(entry, topk) for entry in entries] if topk else []
+    first = min(start, 1)  # nothing comes before a prompt's first token, so nothing is told of what else it could be
+    rows = [_row(entry, topk) for entry in entries[first:]] if topk else []
     reply = Reply(
-        list(tokens[start:]), log_probs, "length" if choice.get("finish_reason") == "length" else "stop", rows[start:]
+        list(tokens[start:]),
+        log_probs,
+        "length" if choice.get("finish_reason") == "length" else "stop",
+        rows[start - first :],
     )
     usage = (found.get("usage") or {}).get("prompt_tokens_details") or {}
     cached = min(len(ids), int(usage.get("cached_tokens") or 0))
     if not score:
         return Response([reply], cached)
     scores = [None, *(_number(entry.get("logprob")) for entry in entries[1:start])]
-    return Response([reply], cached, scores, [None, *rows[1:start]] if topk else None)
+    return Response([reply], cached, scores, [None, *rows[: start - first]] if topk else None)
 
 
 def _number(value: Any) -> float:
@@ -218,6 +222,7 @@ class Deployment:
         self._free = threading.Condition()
         self._replies, self._changes = 0, 0
         self._loaded: Snapshot | None = None
+        self._wanted: Snapshot | None = None  # the last that `load` loaded; it stays so if loading it again fails
 
     def load(self, snapshot: Snapshot) -> None:
         """Let every reply that begins from now on be of ``snapshot``; replies that began are waited for.
@@ -228,38 +233,42 @@ class Deployment:
         with self._alone():
             if self._loaded != snapshot or not self._holds(snapshot):
                 self._load(snapshot)
+            self._wanted = snapshot
 
     @contextmanager
     def with_other(self, snapshot: Snapshot) -> Iterator[None]:
         """Have ``snapshot`` loaded for as long as the block runs, and afterwards what was before; other requests wait."""
         with self._alone():
-            before = self._loaded
-            if before == snapshot:
+            if self._loaded == snapshot:
                 yield
                 return
             try:
                 self._load(snapshot)
                 yield
             finally:
-                if before is not None:
-                    self._load(before)
+                self._loaded = None
+                if self._wanted is not None:
+                    self._load(self._wanted)
 
     def reply(self, ids: Sequence[int], parameters: Mapping[str, Any], topk: int, score: bool) -> Sampled:
-        """Return an answer of what is loaded, with its version.
+        """Return an answer of what `load` loaded, with its version; if it is not loaded any more, it is loaded again.
 
         Raises:
-            tinker.TinkerError: nothing is loaded, or the replicas do not keep what they load.
+            tinker.TinkerError: nothing was loaded, it cannot be loaded again, or the replicas do not keep it.
             RefusedError: see `Completions.ask`.
         """
         for _ in range(TRIES):
             with self._one_of_many() as snapshot:
-                response = self.ask(ids, parameters, topk, score, exact=True)
-                if self._holds(snapshot):
-                    return Sampled(response, snapshot.version)
-            logger.warning("a replica did not have %s; the reply is asked for again", snapshot.identity)
+                if snapshot is not None:
+                    response = self.ask(ids, parameters, topk, score, exact=True)
+                    if self._holds(snapshot):
+                        return Sampled(response, snapshot.version)
+                    logger.warning("a replica did not have %s; the reply is asked for again", snapshot.identity)
             with self._alone():
-                if self._loaded == snapshot and not self._holds(snapshot):
-                    self._load(snapshot)
+                if (wanted := self._wanted) is None:
+                    raise tinker.TinkerError(f"{self._rental.note.deployment_path} has no weights of this run loaded")
+                if self._loaded != wanted or not self._holds(wanted):
+                    self._load(wanted)
         raise tinker.TinkerError(f"{self._rental.note.deployment_path} does not keep what it loads")
 
     def ask(
@@ -290,11 +299,9 @@ class Deployment:
         self._loaded = snapshot
 
     @contextmanager
-    def _one_of_many(self) -> Iterator[Snapshot]:
+    def _one_of_many(self) -> Iterator[Snapshot | None]:
         with self._free:
             self._free.wait_for(lambda: not self._changes)
-            if self._loaded is None:
-                raise tinker.TinkerError(f"{self._rental.note.deployment_path} has no weights of this run loaded")
             snapshot = self._loaded
             self._replies += 1
         try:
@@ -319,11 +326,10 @@ class Deployment:
 
 
 def _has(replica: Mapping[str, Any], identity: str) -> bool:
+    current = replica.get("current_snapshot_identity")
     adapters = replica.get("loaded_adapters") or ()
-    named = replica.get("current_snapshot_identity") == identity or any(
-        each.get("identity") == identity and each.get("status") == "loaded" for each in adapters
-    )
-    return bool(replica.get("readiness")) and named
+    has = [current] if current else [each.get("identity") for each in adapters if each.get("status") == "loaded"]
+    return bool(replica.get("readiness")) and has == [identity]
 
 
 class DeploymentSampler:

@@ -112,6 +112,24 @@ class Connection:
         raise refusal(answer, f"{method} {path}")
 
 
+def body_of(answer: httpx.Response) -> dict[str, Any]:
+    """Return the JSON object that an answer holds.
+
+    Raises:
+        tinker.TinkerError: it holds something else, so that whoever answers is not Fireworks.
+    """
+    try:
+        found = answer.json()
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        request = answer.request
+        raise tinker.TinkerError(
+            f"{request.method} {request.url} answers {answer.status_code} without a JSON object; check {ADDRESS}"
+        )
+    return found
+
+
 def refusal(answer: httpx.Response, asked: str) -> tinker.APIStatusError:
     """Return the error of a refusal, without the request and its headers."""
     bare = httpx.Response(answer.status_code, request=httpx.Request("GET", str(answer.request.url)))

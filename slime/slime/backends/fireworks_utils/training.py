@@ -22,7 +22,7 @@ import tinker
 import torch
 
 from groundwork.process import Stopped
-from slime.backends.fireworks_utils.http import Connection, words_of
+from slime.backends.fireworks_utils.http import Connection, body_of, words_of
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class Session:
     def __init__(self, connection: Connection, gateway: str) -> None:
         self._connection, self._gateway, self._over = connection, gateway, threading.Event()
         body = {"tags": [], "user_metadata": {}, "sdk_version": PROTOCOL, "type": "create_session"}
-        self.id = str(self.post("create_session", body).json()["session_id"])
+        self.id = str(body_of(self.post("create_session", body))["session_id"])
         self._beats = threading.Thread(target=self._beat, name="fireworks-session", daemon=True)
         self._beats.start()
 
@@ -86,14 +86,14 @@ class Session:
         Raises:
             tinker.TinkerError: it failed, or was refused.
         """
-        ticket = self.post(route, body).json()
+        ticket = body_of(self.post(route, body))
         while True:
             asked = {"request_id": ticket["request_id"]}
             answer = self.post("retrieve_future", asked, also=AGAIN | LOST)
             if answer.status_code in LOST:
-                ticket = self.post(route, body).json()
+                ticket = body_of(self.post(route, body))
                 continue
-            result = answer.json() if answer.status_code not in AGAIN else {"type": "try_again"}
+            result = body_of(answer) if answer.status_code not in AGAIN else {"type": "try_again"}
             if result.get("type") == "try_again":
                 self._connection.pause(0.05)
                 continue
