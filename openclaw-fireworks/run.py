@@ -10,7 +10,6 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "slime"), str(ROOT / "openclaw-tinker")]
@@ -62,7 +61,7 @@ def delete(folder: Path) -> int:
         return 2
 
 
-def main(argv: Sequence[str] | None = None) -> NoReturn:
+def main(argv: Sequence[str] | None = None) -> None:
     """Become the launcher, or with ``--delete`` delete."""
     program = build()
     options, extra = program.parse(argv)

@@ -10,7 +10,6 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "slime"), str(ROOT / "openclaw-tinker")]
@@ -20,7 +19,7 @@ from service_program import ServiceProgram  # noqa: E402
 USUAL = "Qwen/Qwen3-4B-Instruct-2507"
 
 
-def main(argv: Sequence[str] | None = None) -> NoReturn:
+def main(argv: Sequence[str] | None = None) -> None:
     """Become the launcher."""
     program = ServiceProgram(
         "tinker",

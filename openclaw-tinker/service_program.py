@@ -7,13 +7,12 @@ unchanged.
 from __future__ import annotations
 
 import os
-import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from groundwork.command_line import CommandLine
+from openclaw.launch.__main__ import main as launch
 from openclaw.models.places import COMMAND, tokenizer_of
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -79,17 +78,20 @@ class ServiceProgram:
             )
         return options, extra
 
-    def become(
-        self, options: Namespace, extra: Sequence[str], tokenizer: str, environment: Mapping[str, str]
-    ) -> NoReturn:
-        """Become the launcher; ``tokenizer``: name of the model whose tokenizer it is, ``environment``: of the launcher."""
+    def become(self, options: Namespace, extra: Sequence[str], tokenizer: str, environment: Mapping[str, str]) -> None:
+        """Do what the launcher does: become the run's driver, or show the plan.
+
+        ``tokenizer``: name of the model whose tokenizer it is; ``environment``: of the launcher.
+        """
         variables = self.variables(options, tokenizer, environment)
         named = options.tokenizer is not None or "HF_CKPT" in environment
         if not named and "--dry-run" not in extra and not Path(variables["HF_CKPT"]).is_dir():
             self.parser.error(f"no tokenizer of {tokenizer} here; type: {COMMAND} {tokenizer} --tokenizer")
         paths = os.pathsep.join([str(ROOT), str(ROOT / "slime"), *filter(None, [environment.get("PYTHONPATH")])])
-        command = [sys.executable, "-m", "openclaw.launch", *self.words(options), *extra]
-        os.execve(sys.executable, command, {**environment, **variables, "PYTHONPATH": paths})
+        merged = {**environment, **variables, "PYTHONPATH": paths}
+        os.environ.clear()
+        os.environ.update(merged)
+        launch([*self.words(options), *extra])
 
     def words(self, options: Namespace) -> list[str]:
         """Return the launcher's flags."""
