@@ -125,7 +125,7 @@ def test_requests_in_flight_survive_updates(
         engine.update_weights_from_disk(str(random_models[int(version) % 2]), True, version)
         engine.continue_generation()
 
-    check_streams_through_updates(engine, update, references, FLOAT32, new_tokens=400)
+    check_streams_through_updates(engine, update, references, FLOAT32, new_tokens=1600)
     with pytest.raises(EngineError, match="is not a Hugging Face folder"):
         engine.update_weights_from_disk("/nowhere", True, "5")
     assert (engine.health(), engine.get_weight_version()) == (True, "4")
