@@ -133,7 +133,8 @@ CLIENTS = (
         page="qwen_code",
         programs="node_modules/.bin",
         tool="run_shell_command",
-        arguments={"command": "cat note.txt", "description": "Read the note", "is_background": False},
+        # 0.24.4 drops what a command printed if the exit arrives before the output; so the command ends later.
+        arguments={"command": "cat note.txt; sleep 1", "description": "Read the note", "is_background": False},
         words={"qwen ": "qwen -y "},
     ),
     replace(_OPENCODE, name="opencode-messages", words={"@ai-sdk/openai-compatible": "@ai-sdk/anthropic"}),

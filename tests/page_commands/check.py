@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import subprocess
 import sys
@@ -10,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from lab.testkit.served_gateway import Gateway
+from slime.arguments.plugins import module_spec
 from tests.page_commands.blocks import ROOT, Block, Command
 from tests.page_commands.curl import run_curl
 from tests.page_commands.in_process import run_call
@@ -127,5 +127,5 @@ def check_names(command: Command, text: str) -> None:
         if name.split("/")[0] in top and not (ROOT / name).exists() and not name.startswith("benchmarks/baselines/"):
             raise CommandFailed(command, 127, f"the repository has no {name}")
     for name in _MODULE.findall(text):
-        if name.islower() and importlib.util.find_spec(name) is None:
+        if name.islower() and module_spec(name) is None:
             raise CommandFailed(command, 127, f"there is no module {name}")

@@ -168,7 +168,7 @@ def _declared_beside(generate: str | None) -> str | None:
         file = Path(generate.partition(":")[0]).expanduser()
     else:
         module = generate.rpartition(".")[0]
-        spec = _spec(module) or _spec(module.rpartition(".")[2])  # older guides have it in a package
+        spec = module_spec(module) or module_spec(module.rpartition(".")[2])  # older guides have it in a package
         file = Path(spec.origin) if spec is not None and spec.origin else Path()
     try:
         tree = ast.parse(file.read_text()) if file.suffix == ".py" and file.is_file() else None
@@ -278,7 +278,7 @@ def _file_of(path: str) -> Path | None:
     """Return the file of a plugin's code."""
     if is_plugin_file(path):
         return Path(path.partition(":")[0])
-    spec = _spec(path.rpartition(".")[0])
+    spec = module_spec(path.rpartition(".")[0])
     return None if spec is None or spec.origin is None else Path(spec.origin).resolve()
 
 
@@ -304,13 +304,13 @@ def _why_missing(path: str) -> str | None:
     module, _, name = path.rpartition(".")
     if not module:
         return "write MODULE.NAME or FILE.py:NAME"
-    spec = _spec(module)
+    spec = module_spec(module)
     if spec is None:
         return f"no module {module!r}; put its folder on PYTHONPATH, or name a file: ./folder/file.py:{name}"
     return _without(Path(spec.origin), name) if spec.origin and spec.origin.endswith(".py") else None
 
 
-def _spec(module: str) -> ModuleSpec | None:
+def module_spec(module: str) -> ModuleSpec | None:
     """Return where Python would find a module, without running its parent packages."""
     package, *inner = module.split(".")
     spec = find_spec(package)
@@ -413,7 +413,7 @@ def source_of(path: str) -> tuple[Path | None, str]:
         source, _, name = path.partition(":")
     else:
         module, _, name = path.rpartition(".")
-        spec = _spec(module) if module else None
+        spec = module_spec(module) if module else None
         source = (spec.origin if spec else None) or ""
     file = Path(source)
     return (file if source.endswith(".py") and file.is_file() else None), name
