@@ -148,6 +148,11 @@ def test_scores_and_the_likeliest_tokens_are_in_sglangs_form(tmp_path: Path) -> 
         ({"input_ids": [5], "sampling_params": {"temperature": "hot"}}, "temperature 'hot': send a number"),
         ({"input_ids": [5], "sampling_params": {"max_new_tokens": []}}, "max_new_tokens []: send a number"),
         ({"input_ids": [5], "logprob_start_len": "0"}, "logprob_start_len '0': send a number"),
+        ({"input_ids": [5], "top_logprobs_num": -2}, "top_logprobs_num -2: send 0 or more"),
+        ({"input_ids": [5], "sampling_params": {"max_new_tokens": -1}}, "max_new_tokens -1: send 0 or more"),
+        ({"input_ids": [5], "stream": "yes"}, "stream 'yes': send true or false"),
+        ({"input_ids": [5], "rid": ["one"]}, "rid ['one']: send the name of one request"),
+        ({"input_ids": [5], "extra_key": 7}, "extra_key 7: send one string"),
     ],
 )
 def test_what_vllm_would_ignore_is_refused_by_name(tmp_path: Path, payload: dict[str, Any], named: str) -> None:
@@ -160,11 +165,86 @@ def test_what_vllm_would_ignore_is_refused_by_name(tmp_path: Path, payload: dict
     asyncio.run(run())
 
 
-def test_a_body_that_is_no_object_is_refused(tmp_path: Path) -> None:
+ADAPTER = {"lora_name": "mine", "config_dict": {"r": 1}, "safetensors": "AAAA", "sha256": "0"}
+UPDATE = {"model_path": "/nowhere", "weight_version": "2"}
+COMMANDS = (
+    *("/abort_request", "/pause_generation", "/continue_generation", "/flush_cache", "/update_weights_from_disk"),
+    *("/update_weight_version", "/load_lora_adapter", "/unload_lora_adapter"),
+)
+
+
+@pytest.mark.parametrize("route", ["/generate", *COMMANDS])
+def test_a_body_that_is_no_object_is_refused(tmp_path: Path, route: str) -> None:
     async def run() -> None:
         async with served(tmp_path) as here:
-            answer = await here.http.post("/generate", json=[1])
-            assert (answer.status_code, "send a JSON object" in answer.text) == (400, True)
+            told = list(here.vllm.told)
+            for content in (b"[1]", b"7", b"{", b"\xff", b"not JSON"):
+                answer = await here.http.post(route, content=content)
+                assert (answer.status_code, "send a JSON object" in answer.text) == (400, True), content
+            assert (here.vllm.requests, here.vllm.told) == ([], told)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("route", "body", "words"),
+    [
+        ("/abort_request", {}, "rid is missing; send the name of a request, or abort_all true"),
+        ("/abort_request", {"rid": ""}, "rid ''; send the name of a request"),
+        ("/abort_request", {"rid": 7}, "rid 7; send a string"),
+        ("/abort_request", {"abort_all": "yes"}, "abort_all 'yes'; send true or false"),
+        ("/pause_generation", {"mode": "now"}, "mode 'now'; send one of retract, in_place, abort"),
+        ("/pause_generation", {"mode": ["abort"]}, "mode ['abort']; send a string"),
+        ("/update_weight_version", {}, "new_version is missing; send a string"),
+        ("/update_weight_version", {"new_version": 2}, "new_version 2; send a string"),
+        ("/update_weights_from_disk", UPDATE | {"model_path": None}, "model_path None; send a string"),
+        ("/update_weights_from_disk", {"model_path": "/nowhere"}, "weight_version is missing; send a string"),
+        ("/update_weights_from_disk", UPDATE | {"flush_cache": 1}, "flush_cache 1; send true or false"),
+        ("/update_weights_from_disk", UPDATE | {"model_path": "x" * 5000}, "is not a Hugging Face folder"),
+        ("/update_weights_from_disk", UPDATE | {"model_path": "a\0b"}, "is not a Hugging Face folder"),
+        ("/load_lora_adapter", {"lora_name": "mine"}, "config_dict is missing; send a JSON object"),
+        ("/load_lora_adapter", ADAPTER | {"config_dict": "r"}, "config_dict 'r'; send a JSON object"),
+        ("/load_lora_adapter", ADAPTER | {"safetensors": "!"}, "safetensors '!'; send the file in base64"),
+        ("/load_lora_adapter", ADAPTER | {"safetensors": "\u00e9"}, "send the file in base64"),
+        ("/load_lora_adapter", ADAPTER | {"lora_name": "../mine"}, "lora_name '../mine'; send letters, digits"),
+        ("/load_lora_adapter", ADAPTER | {"lora_name": "taken"}, "adapter taken has been loaded before"),
+        ("/unload_lora_adapter", {}, "lora_name is missing; send a string"),
+        ("/unload_lora_adapter", {"lora_name": {}}, "lora_name {}; send a string"),
+    ],
+)
+def test_a_command_that_lacks_something_says_what_to_send(
+    tmp_path: Path, route: str, body: dict[str, Any], words: str
+) -> None:
+    async def run() -> None:
+        (tmp_path / "taken").mkdir()
+        async with served(tmp_path) as here:
+            told = list(here.vllm.told)
+            answer = await here.post(route, **body)
+            assert (answer.status_code, here.vllm.told) == (400, told), answer.text
+            assert words in answer.json()["error"]["message"]
+            assert here.routes.version == "default"
+
+    asyncio.run(run())
+
+
+DEEP: Any = json.loads('{"a":' * 600 + "1" + "}" * 600)
+
+
+@pytest.mark.parametrize(
+    ("route", "body"),
+    [
+        ("/abort_request", {"rid": DEEP}),
+        ("/load_lora_adapter", ADAPTER | {"config_dict": DEEP}),
+        ("/generate", {"input_ids": DEEP}),
+        ("/generate", {"input_ids": [5], "sampling_params": {"json_schema": DEEP}}),
+        ("/generate", {"input_ids": [5], "lora_path": DEEP}),
+    ],
+)
+def test_a_body_of_many_levels_is_refused(tmp_path: Path, route: str, body: dict[str, Any]) -> None:
+    async def run() -> None:
+        async with served(tmp_path) as here:
+            answer = await here.post(route, **body)
+            assert (answer.status_code, here.vllm.requests, list(tmp_path.iterdir())) == (400, [], [])
 
     asyncio.run(run())
 

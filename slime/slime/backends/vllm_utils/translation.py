@@ -11,6 +11,7 @@ distribution, where SGLang's are of the whole one. Those of a prompt are at temp
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -60,6 +61,8 @@ _FIELDS = frozenset(
 )
 _NUMBERS = frozenset({"temperature", "max_new_tokens", "logprob_start_len", "top_logprobs_num"})
 """Those that are read here; vLLM looks at the others."""
+_COUNTS = frozenset({"max_new_tokens", "top_logprobs_num"})
+_SWITCHES = frozenset({"stream", "return_logprob"})
 _OF_ROUTER = frozenset({"log_metrics"})
 """The router adds it to each request; it is about SGLang's own metrics."""
 
@@ -156,13 +159,25 @@ def _check_kinds(payload: Mapping[str, Any]) -> None:
     """Raise `UntranslatableError` for a value that is not of the kind that its name says."""
     sampling = payload.get("sampling_params") or {}
     if not isinstance(sampling, dict):
-        raise UntranslatableError(f"sampling_params {sampling!r}: send a JSON object")
-    adapter = payload.get(_ADAPTER)
-    if adapter is not None and not isinstance(adapter, str):
-        raise UntranslatableError(f"{_ADAPTER} {adapter!r}: send the name of one adapter")
+        raise UntranslatableError(f"sampling_params {reprlib.repr(sampling)}: send a JSON object")
+    texts = {
+        _NAME: "the name of one request",
+        _ADAPTER: "the name of one adapter",
+        _SALT: "one string",
+    }
+    for name, send in texts.items():
+        if not isinstance(payload.get(name), str | None):
+            raise UntranslatableError(f"{name} {reprlib.repr(payload[name])}: send {send}")
     for name, value in {**payload, **sampling}.items():
-        if name in _NUMBERS and value is not None and not isinstance(value, int | float):
-            raise UntranslatableError(f"{name} {value!r}: send a number")
+        if value is None:
+            continue
+        shown = f"{name} {reprlib.repr(value)}"
+        if name in _NUMBERS and (not isinstance(value, int | float) or isinstance(value, bool)):
+            raise UntranslatableError(f"{shown}: send a number")
+        if name in _COUNTS and value < 0:
+            raise UntranslatableError(f"{shown}: send 0 or more")
+        if name in _SWITCHES and not isinstance(value, bool):
+            raise UntranslatableError(f"{shown}: send true or false")
 
 
 def _sampling(parameters: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ Guarantees:
   moment when it was read.
 * Leaving a request early aborts it in vLLM. A reply that breaks off in vLLM breaks off here, too.
 * While generation is paused, requests wait; none is refused.
+* A body that is not as its route needs it is a 400 that says what to send, before anything of it is done.
 
 State: the adapters, the requests that run, the version. One event loop; vLLM is reached over a Unix socket that only its owner has.
 """
@@ -18,14 +19,17 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import binascii
 import contextlib
 import json
+import re
+import reprlib
 import shutil
 import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import httpx
 import orjson
@@ -47,6 +51,44 @@ POLL_SECONDS = 0.1
 FOREIGN_FORM = (LookupError, AttributeError, TypeError, ValueError)
 """What `Reply` raises of an answer that is not in vLLM's format."""
 T = TypeVar("T")
+ADAPTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+"""An adapter's name is that of its folder, too."""
+MODES = ("retract", "in_place", "abort")
+KINDS = {str: "a string", bool: "true or false", dict: "a JSON object"}
+
+
+class Body:
+    """The JSON object that a route gets. A field of another kind is an `UntranslatableError` that says what to send."""
+
+    def __init__(self, route: str, content: bytes) -> None:
+        """Parse ``content``; an empty one is an object without fields."""
+        self._route = route
+        try:
+            fields = orjson.loads(content or b"{}")
+        except orjson.JSONDecodeError as error:
+            raise UntranslatableError(f"{route}: the body is not JSON ({error}); send a JSON object") from error
+        if not isinstance(fields, dict):
+            raise UntranslatableError(f"{route}: the body is a {type(fields).__name__}; send a JSON object")
+        self._fields = fields
+
+    def get(self, name: str, kind: type[T]) -> T | None:
+        """Return a field, None if it is missing or null."""
+        value = self._fields.get(name)
+        if value is None or isinstance(value, kind):
+            return value
+        self.refuse(name, KINDS[kind])
+
+    def need(self, name: str, kind: type[T]) -> T:
+        """Return a field that has to be there, and that is not empty if it is a string."""
+        value = self.get(name, kind)
+        if value is None or value == "":
+            self.refuse(name, KINDS[kind])
+        return value
+
+    def refuse(self, name: str, send: str) -> NoReturn:
+        """Refuse a field; ``send``: what to send in its place."""
+        value = reprlib.repr(self._fields[name]) if name in self._fields else "is missing"
+        raise UntranslatableError(f"{self._route}: {name} {value}; send {send}")
 
 
 async def sse_bodies(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
@@ -93,7 +135,7 @@ class Translator:
 
     def app(self) -> Starlette:
         """Return the web application."""
-        posts: dict[str, Callable[[dict[str, Any]], Awaitable[Any]]] = {
+        posts: dict[str, Callable[[Body], Awaitable[Any]]] = {
             "/abort_request": self._abort,
             "/pause_generation": self._pause,
             "/continue_generation": self._continue,
@@ -118,7 +160,7 @@ class Translator:
             routes=[
                 Route("/generate", self._generate, methods=["POST"]),
                 Route("/health", self._health),
-                *(Route(path, _posted(function), methods=["POST"]) for path, function in posts.items()),
+                *(Route(path, _posted(path, function), methods=["POST"]) for path, function in posts.items()),
                 *(Route(path, _got(function)) for path, function in gets.items()),
             ]
         )
@@ -136,7 +178,7 @@ class Translator:
         if base is not None:
             await self._told("/v1/load_lora_adapter", {"lora_name": BASE, "lora_path": str(base)})
         if hold:
-            await self._pause({"mode": "retract"})
+            await self._hold("retract")
         self.ready = True
 
     # Requests
@@ -147,7 +189,9 @@ class Translator:
             asked = to_vllm(payload, uuid.uuid4().hex)
             work = self._answered(asked)
             return await unless_gone(request, work)
-        except (UntranslatableError, orjson.JSONDecodeError, ValueError) as error:
+        except orjson.JSONDecodeError as error:
+            return _refusal(400, f"the body is not JSON ({error}); send a JSON object with 'input_ids'")
+        except UntranslatableError as error:
             return _refusal(400, str(error))
         except httpx.TransportError as error:
             return _refusal(503, f"vLLM does not answer: {error!r}")
@@ -161,7 +205,7 @@ class Translator:
         try:
             body = asked.body if name is None else {**asked.body, "model": name}
             sent = self._client.build_request(
-                "POST", GENERATE, content=orjson.dumps(body), headers={"content-type": "application/json"}
+                "POST", GENERATE, content=_written(body), headers={"content-type": "application/json"}
             )
             answer = await self._client.send(sent, stream=True)
             try:
@@ -218,68 +262,89 @@ class Translator:
         if name is not None:
             self._users[name] -= 1
 
-    async def _abort(self, body: dict[str, Any]) -> None:
+    async def _abort(self, body: Body) -> None:
         """Abort all requests, or those whose name begins with ``rid``; vLLM ends their answers with what they have."""
-        prefix = REQUEST_ID + ("" if body.get("abort_all") else str(body["rid"]))
+        every, rid = body.get("abort_all", bool), body.get("rid", str)
+        if not every and not rid:
+            body.refuse("rid", "the name of a request, or abort_all true for all of them")
+        prefix = REQUEST_ID + ("" if every else str(rid))
         if names := [name for name in self._running if name.startswith(prefix)]:
             await self._told("/abort_requests", {"request_ids": names})
 
     # Weights
 
-    async def _pause(self, body: dict[str, Any]) -> None:
+    async def _pause(self, body: Body) -> None:
+        mode = body.get("mode", str) or MODES[0]
+        if mode not in MODES:
+            body.refuse("mode", f"one of {', '.join(MODES)}")
+        await self._hold(mode)
+
+    async def _hold(self, mode: str) -> None:
         """Hold all requests; ``retract`` lets running ones compute their prefix again with whatever weights come."""
-        mode = body.get("mode", "retract")
         self._open.clear()
         kind = "abort" if mode == "abort" else "keep"
         await self._told(f"/pause?mode={kind}&clear_cache=false")
         if mode != "in_place":
-            await self._flush({})
+            await self._empty_cache()
 
-    async def _continue(self, body: dict[str, Any]) -> None:
+    async def _continue(self, body: Body) -> None:
         await self._told("/resume")
         self._open.set()
 
-    async def _flush(self, body: dict[str, Any]) -> None:
+    async def _flush(self, body: Body) -> None:
+        await self._empty_cache()
+
+    async def _empty_cache(self) -> None:
         """Empty the prefix cache; while generation is paused also what running requests have in it."""
         running = "false" if self._open.is_set() else "true"
         done = await self._told(f"/reset_prefix_cache?reset_running_requests={running}")
         if not json.loads(done)["success"]:
             raise EngineError("vLLM did not empty its prefix cache, because requests use it; pause generation first")
 
-    async def _update_from_disk(self, body: dict[str, Any]) -> None:
+    async def _update_from_disk(self, body: Body) -> None:
         """Load a folder; vLLM ends if it is not one, so it is looked at first."""
-        folder = Path(body["model_path"])
-        if not (folder / "config.json").is_file() or not any(folder.glob("*.safetensors")):
+        folder, version = Path(body.need("model_path", str)), body.need("weight_version", str)
+        flush = body.get("flush_cache", bool)
+        if not _has_weights(folder):
             raise EngineError(f"{folder} is not a Hugging Face folder with safetensors that this machine sees")
         await self._told("/collective_rpc", {"method": "load_folder", "kwargs": {"path": str(folder)}})
-        if body.get("flush_cache"):
-            await self._flush({})
-        await self._tell_version({"new_version": body["weight_version"]})
+        if flush:
+            await self._empty_cache()
+        await self._serve_version(version)
 
-    async def _tell_version(self, body: dict[str, Any]) -> None:
+    async def _tell_version(self, body: Body) -> None:
+        await self._serve_version(body.need("new_version", str))
+
+    async def _serve_version(self, version: str) -> None:
         """Let tokens of now on be of this version, and requests take its newest adapter."""
-        version = str(body["new_version"])
         await self._told("/update_weight_version", {"new_version": version})
         self.version = version
         names = [name for name in self._digests if adapter_version(name) == version]
         self._newest = names[-1] if names else self._newest
 
-    async def _load(self, body: dict[str, Any]) -> None:
+    async def _load(self, body: Body) -> None:
         """Load an adapter: PEFT's description, and safetensors in base64."""
-        name = str(body["lora_name"])
-        if name in self._digests:
-            raise EngineError(f"adapter {name} has been loaded before; an adapter's name is used once")
+        name, config, digest = body.need("lora_name", str), body.need("config_dict", dict), body.need("sha256", str)
+        if not ADAPTER_NAME.fullmatch(name):
+            body.refuse("lora_name", "letters, digits, '.', '_' and '-', 200 at most")
+        try:
+            tensors = base64.b64decode(body.need("safetensors", str), validate=True)
+        except (binascii.Error, ValueError):
+            body.refuse("safetensors", "the file in base64")
         folder = self._folder / name
-        write_adapter(folder, body["config_dict"], base64.b64decode(body["safetensors"]))
+        try:
+            write_adapter(folder, config, tensors)
+        except FileExistsError:
+            raise EngineError(f"adapter {name} has been loaded before; an adapter's name is used once") from None
         try:
             await self._told("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)})
         except EngineError:
             shutil.rmtree(folder)
             raise
-        self._digests[name] = str(body["sha256"])
+        self._digests[name] = digest
 
-    async def _unload(self, body: dict[str, Any]) -> None:
-        name = str(body["lora_name"])
+    async def _unload(self, body: Body) -> None:
+        name = body.need("lora_name", str)
         if name not in self._digests:
             raise EngineError(f"adapter {name} {ABSENT}")
         if self._users[name]:
@@ -311,10 +376,19 @@ class Translator:
         return Response(status_code=200 if well else 503)
 
 
+def _written(value: Mapping[str, Any]) -> bytes:
+    """Return JSON that was read before, as text; it may be nested deeper than orjson writes."""
+    try:
+        return orjson.dumps(value)
+    except TypeError as error:
+        raise UntranslatableError(f"the body cannot be passed on ({error}); send one with fewer levels") from error
+
+
 def write_adapter(folder: Path, config: Mapping[str, Any], tensors: bytes) -> None:
     """Write an adapter as PEFT does."""
+    content = _written(config)
     folder.mkdir(parents=True)
-    (folder / "adapter_config.json").write_text(json.dumps(config))
+    (folder / "adapter_config.json").write_bytes(content)
     (folder / "adapter_model.safetensors").write_bytes(tensors)
 
 
@@ -340,10 +414,17 @@ def _refusal(status: int, words: str) -> JSONResponse:
     return JSONResponse({"error": {"message": words, "code": status}}, status_code=status)
 
 
-def _posted(function: Callable[[dict[str, Any]], Awaitable[Any]]) -> Callable[[Request], Awaitable[Response]]:
+def _has_weights(folder: Path) -> bool:
+    try:
+        return (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))
+    except OSError:  # also of a name that no folder can have
+        return False
+
+
+def _posted(path: str, function: Callable[[Body], Awaitable[Any]]) -> Callable[[Request], Awaitable[Response]]:
     async def answer(request: Request) -> Response:
         try:
-            await function(orjson.loads(await request.body() or b"{}"))
+            await function(Body(path, await request.body()))
         except EngineError as error:
             return _refusal(400, str(error))
         except httpx.TransportError as error:
