@@ -6,7 +6,9 @@ because they measure the memory of a whole GPU.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,7 @@ LONGEST_FIRST = (
 )
 TEST_SECONDS = 600
 """A test may start an engine or a cluster, which takes a minute and more on a busy machine."""
+LONG_FILE_SECONDS = 20.0
 SHARED = {
     *("test_engine_live", "test_gateway_live", "test_hybrid_live", "test_teacher_logprobs", "test_megatron_loop"),
     *("test_agent_rollouts", "test_gateway_episodes", "test_cache_isolation"),
@@ -70,6 +73,18 @@ class TogetherByEngine(LoadScopeScheduling):
         if file.parent.name == "gpu":
             return "gpu"
         return "engine" if file.stem in SHARED else str(file)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Print the seconds of each long file, by which `LONGEST_FIRST` is sorted: set-up, tests and clean-up."""
+    seconds: dict[str, float] = defaultdict(float)
+    for report in chain.from_iterable(terminalreporter.stats.values()):
+        if isinstance(report, pytest.TestReport):
+            seconds[Path(report.nodeid.partition("::")[0]).stem] += report.duration
+    longest = sorted(((taken, name) for name, taken in seconds.items() if taken >= LONG_FILE_SECONDS), reverse=True)
+    if longest:
+        terminalreporter.section("seconds of files")
+        terminalreporter.write_line(", ".join(f"{name} {taken:.0f}" for taken, name in longest))
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> TogetherByEngine:
