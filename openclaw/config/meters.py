@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from groundwork.exceptions import ConfigError
 
 METERS = ("prefill", "cached", "sampled", "judged", "trained", "stale")
-QUOTAS = ("sampled", "total")
-"""What a quota may bound: tokens sampled, or those of prompts and replies together."""
+QUOTAS = ("sampled", "trained", "total")
+"""What a quota may bound: tokens sampled, tokens trained, or those of prompts and replies together."""
 
 
 def read_amounts(text: str, names: Sequence[str], where: str) -> dict[str, float]:

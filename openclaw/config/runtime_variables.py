@@ -172,7 +172,7 @@ class RuntimeVariables(GateVariables):
     quotas: str | None = variable(
         "OPENCLAW_QUOTAS",
         None,
-        "most tokens per key and day (UTC) as sampled=N, total=N (prompts and replies) or both with a comma; a keys file may say "
+        "most tokens per key and day (UTC) as sampled=N, trained=N or total=N (prompts and replies), several with commas; a keys file may say "
         "otherwise for a key; unset: no quota",
     )
     prices: str | None = variable(

@@ -239,7 +239,7 @@ def create_app(
     add_adapter_routes(app, own)
     add_episode_routes(app, service.episodes)
     add_model_routes(app, service)
-    meters = UsageDesk(config, service.ledger, keyring, service.metrics, service.clock)
+    meters = UsageDesk(config, service.ledger.usage, keyring, service.clock)
     if config.quotas or config.api_keys_file:  # which may get quotas while the server runs
         service.limits.check_quota = meters.check
     add_usage_routes(app, meters)

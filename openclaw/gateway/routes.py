@@ -196,7 +196,7 @@ def add_status_routes(
         if keyring.shared and not client_of(request.scope).admin:
             raise ApiError(403, "the metrics count by key; read them with an admin key", code="admin_key_required")
         service.metrics.sessions.set(len(service.sessions))
-        await meters.count()
+        await meters.count(service.metrics)
         run_dir = service.config.run_dir
         service.metrics.training_paused.set(bool(run_dir and paused(run_dir)))
         service.metrics.people_paused.set(len(paused_people(run_dir)) if run_dir else 0)

@@ -1,4 +1,4 @@
-"""Meters for clients: ``GET /v1/usage``, prices, and quotas of tokens per day.
+"""Meters for clients of the gateway and of the Tinker server: ``GET /v1/usage``, prices, and quotas of tokens per day.
 
 ``GET /v1/usage`` tells an owner its own tokens and those of its children by day (`openclaw.ledger.usage`), an admin everybody's.
 ``?since=`` and ``?until=`` are days in UTC, both inclusive; without them it is the last `DAYS` days. ``?owner=`` names one owner.
@@ -8,8 +8,8 @@ A quota bounds what a key may use in a day of UTC: ``OPENCLAW_QUOTAS`` for every
 its children use counts for a key too, and an agent's episode for who created it. As with limits per minute, the reply that uses up
 a quota is delivered whole, and the next request for a reply gets 429 until the day is over.
 
-Guarantees: nobody learns from an answer whether another owner exists. Without a quota no request waits for the ledger. Stateless;
-the ledger has the totals, so a restart forgets none.
+Guarantees: nobody learns from an answer whether another owner exists. Without a quota no request waits for the file. Stateless;
+the file has the totals, so a restart forgets none.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ from openclaw.gateway.metrics import GatewayMetrics
 from openclaw.gateway.stream import json_response
 from openclaw.ledger.exceptions import LedgerError
 from openclaw.ledger.records import Tokens
-from openclaw.ledger.store import Ledger
-from openclaw.ledger.usage import day_of
+from openclaw.ledger.usage import Usage, day_of
 from openclaw.owners import CHILD, LOCAL, NO_KEY_NAME, owner_of_key, owns
 
 DAYS = 31
@@ -48,25 +47,22 @@ class UsageDesk:
     def __init__(
         self,
         config: RuntimeConfig,
-        ledger: Ledger,
+        usage: Usage,
         keyring: Keyring,
-        metrics: GatewayMetrics,
         clock: Callable[[], float],
     ) -> None:
         """Create the desk.
 
         Args:
             config: has prices and quotas.
-            ledger: has the totals.
+            usage: has the totals.
             keyring: has the quotas of single keys.
-            metrics: tell the totals of all owners.
             clock: seconds since the epoch.
         """
         self._prices = read_prices(config.prices)
         self._quotas = read_quotas(config.quotas)
-        self._ledger = ledger
+        self._usage = usage
         self._keyring = keyring
-        self._metrics = metrics
         self._clock = clock
 
     def quotas_of(self, key: str) -> Mapping[str, int]:
@@ -75,16 +71,20 @@ class UsageDesk:
 
     async def check(self, key: str) -> None:
         """Raise RateLimitError if a key, or a key that it is a child of, has used up a quota."""
-        parts = key.split(CHILD)
-        for name in (CHILD.join(parts[: end + 1]) for end in range(len(parts))):
+        if any(self.quotas_of(name) for name in _with_parents(key)):
+            await asyncio.to_thread(self.check_now, key)
+
+    def check_now(self, key: str) -> None:
+        """Do what :meth:`check` does, in a thread that may wait for the file."""
+        for name in _with_parents(key):
             if quotas := self.quotas_of(name):
-                used = await asyncio.to_thread(self._today, owner_of_key(name))
+                used = self._today(owner_of_key(name))
                 for kind, most in quotas.items():
                     if getattr(used, kind) >= most:
                         raise RateLimitError(
                             "quota",
-                            f"the key {name!r} has used its {most} {_WORDS[kind]} of this day (UTC), which the operator raises "
-                            "with OPENCLAW_QUOTAS or in the keys file",
+                            f"the key {name!r} has used its {most} {_WORDS[kind]} of {day_of(self._clock())} (UTC), which the "
+                            "operator raises with OPENCLAW_QUOTAS or in the keys file",
                             self._seconds_left(),
                         )
 
@@ -108,7 +108,7 @@ class UsageDesk:
             raise ApiError(
                 403, "this key reads its own usage; leave out owner, or send an admin key", code="admin_key_required"
             )
-        counted = await asyncio.to_thread(self._ledger.usage.days, str(first), str(last), asked)
+        counted = await asyncio.to_thread(self._usage.days, str(first), str(last), asked)
         buckets = [
             {
                 "object": "bucket",
@@ -125,14 +125,14 @@ class UsageDesk:
             "quota": await self._quota(client.name if owner is None else owner),
         }
 
-    async def count(self) -> None:
+    async def count(self, metrics: GatewayMetrics) -> None:
         """Set the metrics to the totals of all owners; leave them if the ledger cannot be read."""
         try:
-            total = await asyncio.to_thread(self._ledger.usage.total)
+            total = await asyncio.to_thread(self._usage.total)
         except LedgerError:
             return
         for name in METERS:
-            self._metrics.usage_tokens.labels(kind=name).set(getattr(total, name))
+            metrics.usage_tokens.labels(kind=name).set(getattr(total, name))
 
     async def _quota(self, key: str) -> dict[str, Any] | None:
         quotas = self.quotas_of(key)
@@ -144,7 +144,7 @@ class UsageDesk:
 
     def _today(self, owner: str) -> Tokens:
         try:
-            return self._ledger.usage.total(day_of(self._clock()), owner)
+            return self._usage.total(day_of(self._clock()), owner)
         except LedgerError as error:
             raise from_ledger(error) from error
 
@@ -161,7 +161,13 @@ class UsageDesk:
         return amounts
 
 
-_WORDS = {"sampled": "sampled tokens", "total": "tokens of prompts and replies"}
+_WORDS = {"sampled": "sampled tokens", "trained": "trained tokens", "total": "tokens of prompts and replies"}
+
+
+def _with_parents(key: str) -> list[str]:
+    """Return the names of a key and of those that it is a child of, the oldest first."""
+    parts = key.split(CHILD)
+    return [CHILD.join(parts[: end + 1]) for end in range(len(parts))]
 
 
 def shown_owner(owner: str) -> str:

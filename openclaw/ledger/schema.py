@@ -526,7 +526,7 @@ CREATE INDEX turns_pending ON turns(session_id, next_state_at, state) WHERE stat
 CREATE INDEX turns_scored ON turns(session_id, scored) WHERE scored = 1;
 """
 
-_VERSION_36 = """
+USAGE_TABLE = """
 CREATE TABLE usage (             -- tokens by day (UTC) and owner, see openclaw.ledger.usage
     day TEXT NOT NULL,
     owner TEXT NOT NULL,
@@ -534,10 +534,14 @@ CREATE TABLE usage (             -- tokens by day (UTC) and owner, see openclaw.
     cached INTEGER NOT NULL DEFAULT 0,
     sampled INTEGER NOT NULL DEFAULT 0,
     judged INTEGER NOT NULL DEFAULT 0,
-    trained INTEGER NOT NULL DEFAULT 0,   -- triggers keep it and the next one true
+    trained INTEGER NOT NULL DEFAULT 0,   -- in a ledger, triggers keep it and the next one true
     stale INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (day, owner)
 );
+"""
+"""SQL: of every file that has meters."""
+
+_VERSION_36 = USAGE_TABLE + """
 ALTER TABLE samples ADD COLUMN loss_tokens INTEGER;
 ALTER TABLE samples ADD COLUMN metered_on TEXT;  -- the day that has its tokens as trained or stale
 """

@@ -87,7 +87,7 @@ def has_usage(connection: sqlite3.Connection, owner: str) -> bool:
 
 
 class Usage:
-    """The totals of the ledger."""
+    """The totals of a file that has `openclaw.ledger.schema.USAGE_TABLE`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -11,8 +11,10 @@ import logging
 import os
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import closing
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,7 +30,7 @@ from slime.exceptions import SlimeError
 if TYPE_CHECKING:
     from openclaw.tinker.app import Server
     from openclaw.tinker.desk import Desk
-    from openclaw.tinker.log import CommandLog
+    from openclaw.tinker.sampler import Sampler
 
 COMMON = (
     *("--config", "--dry-run", "--hf-checkpoint", "--run-dir", "--device", "--num-gpus", "--actor-num-gpus-per-node"),
@@ -110,8 +112,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def serve(args: Arguments, config: RuntimeConfig, stop: StopRequested) -> int:
     """Start engines and ranks, and serve until ``stop``."""
+    from openclaw.gateway.auth import Keyring
+    from openclaw.gateway.guard import Doorway
+    from openclaw.gateway.usage import UsageDesk
+    from openclaw.runtime.serve import room_for_connections
+    from openclaw.tinker.app import MOST_SAMPLES, Server, check_quota
     from openclaw.tinker.desk import Desk, Offer
     from openclaw.tinker.log import CommandLog
+    from openclaw.tinker.sampler import Sampler
     from slime.ray.clients import ClientMachine
     from slime.utils.run_logs import say
 
@@ -130,11 +138,15 @@ def serve(args: Arguments, config: RuntimeConfig, stop: StopRequested) -> int:
             snapshot_steps=own["snapshot_steps"],
             most_models=own["most_models"],
         )
-        desk = Desk(log, machine, offer)
+        keyring = Keyring(config.api_key, config.api_keys_file)
+        meters = UsageDesk(config, log.usage, keyring, time.time)
+        desk = Desk(log, machine, offer, check_quota=partial(check_quota, meters))
+        sampler = Sampler(machine.engines, machine.vocabulary, offer.context, room_for_connections(MOST_SAMPLES))
+        server = Server(log, desk, sampler, keyring, Doorway(config), meters)
         thread = threading.Thread(target=desk.run, name="desk")
         thread.start()
         try:
-            asyncio.run(_serve(desk, log, machine.engines, machine.vocabulary, config, stop, thread))
+            asyncio.run(_serve(server, desk, sampler, config, stop, thread))
         finally:
             if thread.is_alive():
                 say("stopping; the state of every model is written")
@@ -144,25 +156,18 @@ def serve(args: Arguments, config: RuntimeConfig, stop: StopRequested) -> int:
 
 
 async def _serve(
+    server: Server,
     desk: Desk,
-    log: CommandLog,
-    engines: str,
-    vocabulary: int,
+    sampler: Sampler,
     config: RuntimeConfig,
     stop: StopRequested,
     thread: threading.Thread,
 ) -> None:
     import uvicorn
 
-    from openclaw.gateway.auth import Keyring
-    from openclaw.gateway.guard import Doorway
-    from openclaw.runtime.serve import room_for_connections
-    from openclaw.tinker.app import MOST_SAMPLES, Server, create_app
-    from openclaw.tinker.sampler import Sampler
+    from openclaw.tinker.app import create_app
     from slime.utils.run_logs import say
 
-    sampler = Sampler(engines, vocabulary, desk.offer.context, room_for_connections(MOST_SAMPLES))
-    server = Server(log, desk, sampler, Keyring(config.api_key, config.api_keys_file), Doorway(config))
     loop = asyncio.get_running_loop()
     desk.on_done = lambda identity: _tell(loop, server, identity)
     sweeping = asyncio.create_task(server.sweep())

@@ -2,7 +2,8 @@
 
 Guarantees: a request needs a key of the server, or where it has none, the header that a key is sent in, which no page of another
 origin can add. What a program asks about is its key's owner's, or unknown. A command is in the log before its answer; samples
-are kept in memory, and one whose result is gone is asked for again (410). Bodies are bounded, unpacked ones as well.
+are kept in memory, and one whose result is gone is asked for again (410). Bodies are bounded, unpacked ones as well. Samples are
+counted for their owner before they are given. Who has used up a quota gets a failed result, which clients do not ask for again.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import logging
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -26,9 +27,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from openclaw.gateway.auth import Keyring, sender
-from openclaw.gateway.errors import ApiError
+from openclaw.gateway.errors import ApiError, answer, from_ledger
 from openclaw.gateway.guard import Doorway
+from openclaw.gateway.limits import RateLimitError
+from openclaw.gateway.stream import json_response
+from openclaw.gateway.usage import USAGE_PATH, UsageDesk, shown_owner
 from openclaw.ledger.exceptions import LedgerError, UnknownRecordError
+from openclaw.ledger.records import Tokens
 from openclaw.tinker import requests as bodies
 from openclaw.tinker.desk import (
     CREATE,
@@ -48,7 +53,7 @@ from openclaw.tinker.desk import (
 )
 from openclaw.tinker.log import ClientModel, CommandConflictError, CommandLog, KeptWeights
 from openclaw.tinker.sampler import Sampler, SamplerError
-from openclaw.tinker.wire import PROTOBUF, UserError, pass_of_json, read_pass, sample_result
+from openclaw.tinker.wire import PROTOBUF, Sampled, UserError, pass_of_json, read_pass, sample_result
 
 logger = logging.getLogger(__name__)
 
@@ -92,9 +97,12 @@ class _Samples:
 class Server:
     """Answers the requests of programs; used from one event loop."""
 
-    def __init__(self, log: CommandLog, desk: Desk, sampler: Sampler, keyring: Keyring, doorway: Doorway) -> None:
-        """The parts are the caller's to close; ``desk`` tells :meth:`done`."""
+    def __init__(
+        self, log: CommandLog, desk: Desk, sampler: Sampler, keyring: Keyring, doorway: Doorway, meters: UsageDesk
+    ) -> None:
+        """The parts are the caller's to close; ``desk`` tells :meth:`done`, and ``meters`` have the totals of ``log``."""
         self._log, self._desk, self._sampler, self._keyring, self._doorway = log, desk, sampler, keyring, doorway
+        self._meters = meters
         self._offer: Offer = desk.offer
         self._samples: OrderedDict[str, _Samples] = OrderedDict()
         self._kept_bytes = self._running = 0
@@ -180,6 +188,13 @@ class Server:
         if "x-api-key" not in request.headers:
             raise ApiError(401, "send the header X-API-Key; the client does if TINKER_API_KEY is set", code="no_key")
         return self._keyring.check(request.headers, sender(request.scope)).owner
+
+    async def usage(self, request: Request) -> Response:
+        """Return the tokens of the client's programs by day, or those of all owners to an admin key."""
+        self._doorway.check(request.headers)
+        client = self._keyring.check(request.headers, sender(request.scope))
+        asked = (request.query_params.get(name) for name in ("owner", "since", "until"))
+        return json_response(await self._meters.page(client, *asked))
 
     # Sessions
 
@@ -351,8 +366,11 @@ class Server:
 
     async def _sample(self, samples: _Samples, asked: bodies.Sample, ids: list[int], adapter: str | None) -> None:
         try:
+            await self._ask(check_quota, self._meters, samples.owner)
             sampled = await self._sampler.sample(asked, ids, adapter, samples.owner)
-            samples.result = await asyncio.to_thread(sample_result, sampled)
+            result = await self._ask(sample_result, sampled)
+            await self._ask(self._log.usage.add, samples.owner, _spent(ids, sampled))
+            samples.result = result
         except* UserError as group:
             samples.problem = (USER, str(group.exceptions[0]))
         except* SamplerError as group:
@@ -491,6 +509,21 @@ class Server:
 KINDS: Mapping[str, str] = {"training": "weights", "sampler": "sampler_weights"}
 
 
+def check_quota(meters: UsageDesk, owner: str) -> None:
+    """Raise UserError if an owner has used up a quota; for a thread that may wait for the log."""
+    try:
+        meters.check_now(shown_owner(owner))
+    except RateLimitError as error:
+        raise UserError(error.message) from error
+
+
+def _spent(ids: Sequence[int], sampled: Sampled) -> Tokens:
+    """Return what a request for samples took; several samples count their prompt once."""
+    cached = min(len(ids), sampled.cached)
+    tokens = sum(len(sequence.tokens) for sequence in sampled.sequences)
+    return Tokens(prefill=len(ids) - cached, cached=cached, sampled=tokens)
+
+
 def _fresh() -> str:
     return secrets.token_hex(8)
 
@@ -538,7 +571,7 @@ def create_app(server: Server) -> Starlette:
         async def handle(request: Request) -> Response:
             try:
                 server.owner(request)
-                answer = await work(request)
+                found = await work(request)
             except ApiError as error:
                 headers = {"retry-after": str(error.retry_after)} if error.retry_after else None
                 return JSONResponse({"detail": error.message}, error.status, headers)
@@ -552,13 +585,22 @@ def create_app(server: Server) -> Starlette:
                 return JSONResponse({"detail": str(error)}, 503)
             except ClientDisconnect:
                 return Response(status_code=499)
-            return answer if isinstance(answer, Response) else JSONResponse(answer)
+            return found if isinstance(found, Response) else JSONResponse(found)
 
         return Route(f"/api/v1/{path}", handle, methods=[method])
+
+    async def usage(request: Request) -> Response:
+        try:
+            return await server.usage(request)
+        except ApiError as error:
+            return answer(error, request.scope)
+        except LedgerError as error:
+            return answer(from_ledger(error), request.scope)
 
     checkpoint = "training_runs/{run}/checkpoints/{kind}/{name}"
     return Starlette(
         routes=[
+            Route(USAGE_PATH, usage, methods=["GET"]),
             route("client/config", server.config),
             route("get_server_capabilities", server.capabilities, "GET"),
             route("healthz", _healthy, "GET"),

@@ -3,7 +3,8 @@
 Guarantees: a command's result is in the log before anybody is told. After a kill of this process, or of a rank, each model is brought
 to where its log is: its newest snapshot, and the commands after it once more, with the same data. A command that fails leaves
 its model as it was; a step whose gradient is not whole because a pass failed is refused, and its gradient dropped. Saved weights
-appear whole. Owned by one thread.
+appear whole. A pass of an owner who has used up a quota fails before it computes anything; a repeated one was paid for. Owned by one
+thread.
 """
 
 from __future__ import annotations
@@ -25,10 +26,21 @@ from groundwork.people import mark_of
 from groundwork.private_files import private_folder
 from groundwork.process import Stopped
 from openclaw.ledger.exceptions import UnknownRecordError
-from openclaw.tinker.log import ClientModel, Command, CommandLog, KeptWeights
+from openclaw.ledger.records import Tokens
+from openclaw.tinker.log import NO_TOKENS, ClientModel, Command, CommandLog, Gradient, KeptWeights
 from openclaw.tinker.requests import AdamParams, CreateModel, LoadWeights, OptimStep, SaveForSampler, SaveWeights, parse
 from openclaw.tinker.wire import UserError, pass_result, read_pass
-from slime.clients.models import ATTENTION, HEAD, AdamSettings, DataError, Datum, ModelPlan, Passed, complete
+from slime.clients.models import (
+    ATTENTION,
+    HEAD,
+    AdamSettings,
+    DataError,
+    Datum,
+    ModelPlan,
+    Passed,
+    complete,
+    tokens_with_loss,
+)
 from slime.exceptions import CheckpointError, LostError, TrainerError
 
 logger = logging.getLogger(__name__)
@@ -154,12 +166,15 @@ class _Trained:
 
 @dataclass
 class Outcome:
-    """What a command gave: its result as it is sent, and what the log notes besides."""
+    """What a command gave: its result as it is sent, and what the log notes besides (`CommandLog.finish`)."""
 
     result: bytes
     facts: Mapping[str, Any] | None = None
     kept: KeptWeights | None = None
     snapshot: bool = False
+    spent: Tokens = NO_TOKENS
+    with_loss: int = 0
+    gradient: Gradient | None = None
 
 
 class Desk:
@@ -177,9 +192,14 @@ class Desk:
         offer: Offer,
         on_done: Callable[[str], None] = lambda identity: None,
         clock: Callable[[], float] = time.time,
+        check_quota: Callable[[str], None] = lambda owner: None,
     ) -> None:
-        """Run the commands of ``log`` on ``machine``; nothing runs before :meth:`run`."""
+        """Run the commands of ``log`` on ``machine``; nothing runs before :meth:`run`.
+
+        ``check_quota`` raises UserError if an owner has used up a quota.
+        """
         self._log, self._machine, self.offer, self.on_done, self._clock = log, machine, offer, on_done, clock
+        self._check_quota = check_quota
         self._models: dict[str, _Trained] = {}
         self._began = self._restored = False
         """Whether the ranks had models before, and have them as the log says."""
@@ -263,6 +283,8 @@ class Desk:
         for attempt in range(1, TRIES + 1):
             self._restore_all()
             try:
+                if command.kind == PASS:
+                    self._check_quota(self._log.owner_of(command.model))
                 outcome = self._kinds[command.kind](command)
                 break
             except (UserError, DataError) as error:
@@ -286,7 +308,11 @@ class Desk:
         model = self._models[command.model]
         repeated = _changes(command)
         model.bytes += len(command.body or b"") if repeated else 0
-        self._log.finish(command, outcome.result, facts=outcome.facts, kept=outcome.kept, repeated=repeated)
+        self._log.finish(
+            *(command, outcome.result),
+            **{"facts": outcome.facts, "kept": outcome.kept, "repeated": repeated},
+            **{"spent": outcome.spent, "with_loss": outcome.with_loss, "gradient": outcome.gradient},
+        )
         self.on_done(command.id)
         if outcome.snapshot or model.steps >= self.offer.snapshot_steps or model.bytes > SNAPSHOT_BYTES:
             self._snapshot(command.model, command.number)
@@ -294,7 +320,7 @@ class Desk:
     def _fail(self, command: Command, category: str, reason: str) -> None:
         """Record why a command failed; a failed pass or step leaves what :meth:`_failed_before` says."""
         body = json.dumps({"error": reason, "category": category}).encode()
-        self._log.finish(command, body, failed=True)
+        self._log.finish(command, body, failed=True, gradient="dropped" if command.kind == STEP else None)
         if self._restored and (model := self._models.get(command.model)) is not None:
             try:
                 self._failed_before(command, model, reason)
@@ -444,7 +470,7 @@ class Desk:
         plan = self._read(command, asked)
         self._models[command.model] = _Trained()
         result = _json({"path": asked.path, "model_id": command.model, "type": LOAD})
-        return Outcome(result, self._facts(plan, None), snapshot=True)
+        return Outcome(result, self._facts(plan, None), snapshot=True, gradient="dropped")
 
     def _read(self, command: Command, asked: LoadWeights) -> ModelPlan:
         owner = self._log.owner_of(command.model)
@@ -478,7 +504,9 @@ class Desk:
             asked.data(), asked.loss, asked.settings, vocabulary=self._machine.vocabulary, context=offer.context
         )
         passed = self._machine.forward_backward(command.model, data, asked.loss, asked.forward_only)
-        return Outcome(pass_result(passed))
+        if asked.forward_only:
+            return Outcome(pass_result(passed), spent=Tokens(prefill=sum(len(datum.tokens) for datum in data)))
+        return Outcome(pass_result(passed), with_loss=tokens_with_loss(asked.loss, data))
 
     def _step(self, command: Command) -> Outcome:
         model = self._trained(command)
@@ -500,7 +528,7 @@ class Desk:
                 f"no step was taken, because the gradient's norm is {norm}; look for infinite weights or advantages"
             )
         model.steps += 1
-        return Outcome(_json({"metrics": {"grad_norm:mean": norm}}))
+        return Outcome(_json({"metrics": {"grad_norm:mean": norm}}), gradient="used")
 
     def _save(self, command: Command) -> Outcome:
         self._trained(command)

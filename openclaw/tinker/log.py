@@ -6,7 +6,8 @@ repeats the commands after it. Bodies of commands that a snapshot contains are d
 
 Guarantees: a command is in the file before its program knows of it. The same command sent twice is one; another one under the
 same number is refused. A command is done once, with the state that it led to; a result that was given is the same when it is asked for
-again, until it is old. Ids are known to their owners alone.
+again, until it is old. Ids are known to their owners alone. What a command took is counted for its owner with its result, so a kill
+neither loses nor doubles it (`openclaw.ledger.usage`): tokens with loss once the step is done that uses their gradient.
 """
 
 from __future__ import annotations
@@ -16,15 +17,22 @@ import json
 import sqlite3
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from openclaw.ledger.database import Database
 from openclaw.ledger.exceptions import LedgerError, LedgerVersionError, UnknownRecordError
+from openclaw.ledger.records import Tokens
+from openclaw.ledger.schema import USAGE_TABLE
+from openclaw.ledger.usage import Usage, add_usage
 
 CREATE = 0
 """The number of a model's creation."""
+Gradient = Literal["used", "dropped"]
+"""What a command did with the gradient of the passes before it."""
+NO_TOKENS = Tokens()
 
 
 class CommandConflictError(LedgerError):
@@ -104,7 +112,6 @@ class KeptWeights:
     expires_at: float | None
 
 
-VERSION = 1
 TABLES = (
     """CREATE TABLE client_sessions (
         id TEXT PRIMARY KEY, owner TEXT NOT NULL, name TEXT, created_at REAL NOT NULL, ended INTEGER NOT NULL DEFAULT 0
@@ -153,16 +160,26 @@ TABLES = (
 )
 
 
+METERS = (
+    USAGE_TABLE,
+    # tokens with loss of the passes whose gradient waits for a step
+    "ALTER TABLE client_models ADD COLUMN owed INTEGER NOT NULL DEFAULT 0",
+)
+VERSIONS = (TABLES, METERS)
+"""The statements that lead to each version of the file, from 1 on."""
+VERSION = len(VERSIONS)
+
+
 def create_tables(connection: sqlite3.Connection, path: Path) -> None:
-    """Give a new file its tables.
+    """Give a file the tables of `VERSION`.
 
     Raises:
         LedgerVersionError: a newer version wrote the file.
     """
     connection.execute("BEGIN IMMEDIATE")
     (version,) = connection.execute("PRAGMA user_version").fetchone()
-    if version == 0:
-        for statement in TABLES:
+    if version < VERSION:
+        for statement in chain(*VERSIONS[version:]):
             connection.execute(statement)
         connection.execute(f"PRAGMA user_version = {VERSION}")
     connection.execute("COMMIT")
@@ -173,11 +190,16 @@ def create_tables(connection: sqlite3.Connection, path: Path) -> None:
 
 
 class CommandLog:
-    """Sessions, models, commands, weights and samplers of programs, in one file with the guarantees of a ledger."""
+    """Sessions, models, commands, weights and samplers of programs, in one file with the guarantees of a ledger.
+
+    Attributes:
+        usage: meters of tokens, by owner and day.
+    """
 
     def __init__(self, path: str | Path, clock: Callable[[], float] = time.time) -> None:
         """Open the log at ``path``, creating it; raises as `Database`."""
         self._database = Database(path, clock, migrate=create_tables)
+        self.usage = Usage(self._database)
 
     def close(self) -> None:
         """Close the file."""
@@ -308,8 +330,11 @@ class CommandLog:
         repeated: bool = True,
         facts: Mapping[str, Any] | None = None,
         kept: KeptWeights | None = None,
+        spent: Tokens = NO_TOKENS,
+        with_loss: int = 0,
+        gradient: Gradient | None = None,
     ) -> None:
-        """Record what a command gave.
+        """Record what a command gave and took.
 
         Args:
             command: that ran.
@@ -318,6 +343,9 @@ class CommandLog:
             repeated: whether it is repeated after a snapshot; the body of another one goes.
             facts: of the model, of its creation.
             kept: weights that it saved.
+            spent: tokens that count at once.
+            with_loss: tokens of a pass that count as trained with the step that uses its gradient.
+            gradient: what became of the gradient so far; None: it goes on.
         """
         state, now = "failed" if failed else "done", self._database.clock()
         with self._database.transaction() as connection:
@@ -334,6 +362,19 @@ class CommandLog:
                 )
             if kept is not None:
                 self._keep(connection, kept)
+            self._count(connection, command.model, spent, with_loss, gradient)
+
+    def _count(
+        self, connection: sqlite3.Connection, model: str, spent: Tokens, with_loss: int, gradient: Gradient | None
+    ) -> None:
+        owner, owed = connection.execute("SELECT owner, owed FROM client_models WHERE id = ?", (model,)).fetchone()
+        if gradient == "used":
+            spent = replace(spent, trained=spent.trained + owed)
+        now_owed = (0 if gradient is not None else owed) + with_loss
+        if now_owed != owed:
+            connection.execute("UPDATE client_models SET owed = ? WHERE id = ?", (now_owed, model))
+        if spent != NO_TOKENS:
+            add_usage(connection, owner, self._database.clock(), spent)
 
     def command(self, identity: str, owner: str) -> Command:
         """Return a command.

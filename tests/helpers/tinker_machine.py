@@ -103,9 +103,17 @@ def offer_of(folder: Path, **changes: Any) -> Offer:
     return Offer(**given | {"modules": ["q_proj", "up_proj"], "folder": folder, "snapshot_steps": 2} | changes)
 
 
-def run_all(log: CommandLog, machine: NotedMachine, folder: Path, *, tidy: bool = False, **changes: Any) -> Desk:
+def run_all(
+    log: CommandLog,
+    machine: NotedMachine,
+    folder: Path,
+    *,
+    tidy: bool = False,
+    check_quota: Callable[[str], None] = lambda owner: None,
+    **changes: Any,
+) -> Desk:
     """Run what waits in ``log`` to its end, in this thread, and return the desk; ``tidy``: then delete what nothing names."""
-    desk = Desk(log, machine, offer_of(folder, **changes))
+    desk = Desk(log, machine, offer_of(folder, **changes), check_quota=check_quota)
     waits = desk._awake.wait
 
     def stop_when_idle(seconds: float | None = None) -> bool:

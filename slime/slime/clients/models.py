@@ -164,3 +164,11 @@ def complete(
         filled = {name: np.full(length, value, np.float32) for name, value in common.items()}
         results.append(datum._replace(inputs=filled | dict(datum.inputs)))
     return results
+
+
+def tokens_with_loss(loss: str, data: Sequence[Datum]) -> int:
+    """Return how many targets of completed data have a loss: those whose weight or advantage is not 0, with ``dro`` all."""
+    if loss == "dro":
+        return sum(len(datum.targets) for datum in data)
+    factor = "weights" if loss == "cross_entropy" else "advantages"
+    return sum(int(np.count_nonzero(datum.inputs[factor])) for datum in data)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +21,23 @@ from tinker.proto.response_conv import deserialize_forward_backward_output, dese
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.gateway.auth import Keyring
 from openclaw.gateway.guard import Doorway
+from openclaw.gateway.usage import UsageDesk
+from openclaw.ledger.usage import day_of
 from openclaw.tinker import app as app_module
-from openclaw.tinker.app import BODY_BYTES, Server, create_app
+from openclaw.tinker.app import BODY_BYTES, Server, check_quota, create_app
 from openclaw.tinker.desk import Desk
 from openclaw.tinker.log import CommandLog
 from openclaw.tinker.sampler import Sampler
 from openclaw.tinker.wire import PROTOBUF
 from tests.helpers.tinker_machine import NotedMachine, create_body, offer_of, pass_body
 
-KEYS = "ann:tml-ann-key\nben:tml-ben-key\n"
-ANN, BEN = {"x-api-key": "tml-ann-key"}, {"x-api-key": "tml-ben-key"}
+KEYS = "ann:tml-ann-key\nben (sampled=3, trained=2):tml-ben-key\nroot (admin):tml-root-key\n"
+ANN, BEN, ROOT = ({"x-api-key": f"tml-{name}-key"} for name in ("ann", "ben", "root"))
+ONE: dict[str, Any] = {
+    "base_model": "tiny",
+    "prompt": {"chunks": [{"tokens": [1, 2, 3, 4, 5]}]},
+    "sampling_params": {"max_tokens": 2},
+}
 
 
 class Engine:
@@ -93,11 +102,13 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
     (tmp_path / "keys").chmod(0o600)
     machine, engine = NotedMachine(tmp_path), Engine()
     log = CommandLog(tmp_path / "commands.sqlite")
-    desk = Desk(log, machine, offer_of(tmp_path))
+    config = RuntimeConfig(api_keys_file=str(tmp_path / "keys"), quotas="total=40", prices="sampled=1e6,trained=1e6")
+    keyring = Keyring(None, config.api_keys_file)
+    meters = UsageDesk(config, log.usage, keyring, time.time)
+    desk = Desk(log, machine, offer_of(tmp_path), check_quota=partial(check_quota, meters))
     sampler = Sampler("http://engine", 100, 32, 8)
     sampler._client = httpx.AsyncClient(base_url="http://engine", transport=httpx.MockTransport(engine))
-    config = RuntimeConfig(api_keys_file=str(tmp_path / "keys"))
-    server = Server(log, desk, sampler, Keyring(None, config.api_keys_file), Doorway(config))
+    server = Server(log, desk, sampler, keyring, Doorway(config), meters)
     loop = asyncio.get_running_loop()
     desk.on_done = lambda identity: loop.call_soon_threadsafe(server.done, identity) and None
     thread = threading.Thread(target=desk.run)
@@ -396,3 +407,61 @@ async def test_the_results_of_samples_do_not_fill_the_memory(world: World, monke
     monkeypatch.setattr(app_module, "MOST_SAMPLES", 0)
     busy = await world.post("asample", asked)
     assert (busy.status_code, busy.headers["retry-after"]) == (429, "1")
+
+
+async def test_programs_are_metered_in_the_words_of_the_gateway(world: World) -> None:
+    async def usage(headers: dict[str, str], **query: str) -> dict[str, Any]:
+        found = await world.client.get("/v1/usage", params=query, headers=headers)
+        assert found.status_code == 200, found.text
+        return found.json()
+
+    await world.result(await world.post("asample", {**ONE, "num_samples": 3}))
+    scores = {**ONE, "prompt_logprobs": True, "sampling_params": {"max_tokens": 1}}
+    await world.result(await world.post("asample", scores))
+    model = await world.model(await world.session())
+    await world.pass_over(pass_body(model, 1, [5, 6]))
+    await world.result(await world.post("optim_step", {"model_id": model, "seq_id": 2}))
+    await world.result(await world.post("asample", ONE, BEN), BEN)
+    counted = {"prefill_tokens": 4, "cached_tokens": 6, "sampled_tokens": 7, "judged_tokens": 0, "trained_tokens": 2}
+    anns = {"owner": "ann", **counted, "stale_tokens": 0, "dollars": 9.0}
+    page = await usage(ANN)
+    [bucket] = page["data"]
+    assert (bucket["day"], bucket["results"]) == (day_of(time.time()), [anns])
+    assert page["total"] == {name: value for name, value in anns.items() if name != "owner"}
+    assert page["quota"]["total"] == {"most": 40, "used": 17}
+    assert [each["owner"] for each in (await usage(ROOT))["data"][0]["results"]] == ["ann", "ben"]
+    assert (await usage(ROOT, owner="ben"))["total"]["sampled_tokens"] == 2
+    assert (await usage({"authorization": "Bearer tml-ann-key"}))["total"] == page["total"]
+    for headers, query, status in ((BEN, "owner=ann", 403), ({}, "", 401), (ANN, "since=x", 400)):
+        refused = await world.client.get(f"/v1/usage?{query}", headers=headers)
+        assert (refused.status_code, "message" in refused.json()["error"]) == (status, True)
+    assert (await world.client.get("/v1/usage", headers={**ANN, "origin": "https://e.example"})).status_code == 403
+
+
+async def test_a_failed_or_cancelled_request_for_samples_counts_nothing(world: World) -> None:
+    world.engine.statuses = [400]
+    await world.result(await world.post("asample", ONE))
+    world.engine.hold.clear()
+    sampled = await world.post("asample", ONE)
+    await world.post("cancel_future", sampled.json())
+    await world.result(sampled)
+    assert (await world.client.get("/v1/usage", headers=ANN)).json()["data"] == []
+
+
+async def test_a_used_quota_fails_samples_and_passes_of_its_owner_alone(world: World) -> None:
+    async def failed(answer: httpx.Response) -> str:
+        found = (await world.result(answer, BEN)).json()
+        assert found["category"] == "user"
+        return found["error"]
+
+    for _ in range(2):
+        await world.result(await world.post("asample", ONE, BEN), BEN)
+    asked = len(world.engine.asked)
+    says = await failed(await world.post("asample", ONE, BEN))
+    assert says.startswith(f"the key 'ben' has used its 3 sampled tokens of {day_of(time.time())} (UTC), which the ")
+    assert "; send it again in " in says
+    model = await world.model(await world.session(BEN), BEN)
+    assert "3 sampled tokens" in await failed(await world.pass_over(pass_body(model, 1), BEN))
+    assert "no step was taken" in await failed(await world.post("optim_step", {"model_id": model, "seq_id": 2}, BEN))
+    assert len(world.engine.asked) == asked
+    assert (await world.result(await world.post("asample", ONE))).headers["content-type"] == PROTOBUF

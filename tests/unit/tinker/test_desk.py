@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -13,10 +14,12 @@ import pytest
 from tinker.proto.response_conv import deserialize_forward_backward_output
 
 from openclaw.ledger.exceptions import LedgerVersionError, UnknownRecordError
+from openclaw.ledger.records import Tokens
 from openclaw.tinker import desk as desk_module
-from openclaw.tinker.desk import CREATE, LOAD_MODEL, PASS, SAVE, SAVE_FOR_SAMPLER, STEP, Desk
-from openclaw.tinker.log import Command, CommandConflictError, CommandLog
-from slime.exceptions import RankLostError, TrainerError
+from openclaw.tinker.desk import CREATE, LOAD, LOAD_MODEL, PASS, SAVE, SAVE_FOR_SAMPLER, STEP, Desk
+from openclaw.tinker.log import TABLES, Command, CommandConflictError, CommandLog
+from openclaw.tinker.wire import UserError
+from slime.exceptions import CheckpointError, RankLostError, TrainerError
 from tests.helpers.tinker_machine import NotedMachine, create_body, offer_of, pass_body, run_all, step_body
 
 M, N = "s:train:0", "s:train:1"
@@ -167,7 +170,8 @@ def test_a_kill_at_any_deed_loses_and_repeats_nothing(tmp_path: Path) -> None:
         commands(log)
         machine = NotedMachine(whole)
         run_all(log, machine, whole)
-        expected, given = machine.models, results(log)
+        expected, given, counted = machine.models, results(log), log.usage.total()
+        assert counted == Tokens(prefill=1, trained=6)
     deeds = 0
     while True:
         folder = tmp_path / str(deeds)
@@ -184,6 +188,7 @@ def test_a_kill_at_any_deed_loses_and_repeats_nothing(tmp_path: Path) -> None:
             run_all(log, machine, folder)
             assert machine.models == expected, f"killed at deed {deeds}"
             assert results(log) == given
+            assert log.usage.total() == counted
             assert log.sampler("s:sample:0", "ann")[1] is not None
         deeds += 1
     assert deeds > 20
@@ -397,8 +402,77 @@ def test_weights_have_one_name_unless_they_may_be_replaced(log: CommandLog, tmp_
 def test_the_log_of_a_newer_version_is_refused(tmp_path: Path) -> None:
     with closing(CommandLog(tmp_path / "new.sqlite")) as log:
         log._database.connection.execute("PRAGMA user_version = 99")
-    with pytest.raises(LedgerVersionError, match="version 99, but this program supports 1: update the program"):
+    with pytest.raises(LedgerVersionError, match="version 99, but this program supports 2: update the program"):
         CommandLog(tmp_path / "new.sqlite")
+
+
+def test_a_file_from_before_the_meters_gets_them_and_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "commands.sqlite"
+    with closing(sqlite3.connect(path)) as old:
+        for statement in TABLES:
+            old.execute(statement)
+        old.execute("INSERT INTO client_sessions (id, owner, created_at) VALUES ('s', 'ann', 1)")
+        old.execute("PRAGMA user_version = 1")
+        old.commit()
+    with closing(CommandLog(path)) as log:
+        submit(log, 0, CREATE, create_body())
+        train(log, 1)
+        run_all(log, NotedMachine(tmp_path), tmp_path)
+        assert log.usage.total() == Tokens(trained=1)
+
+
+def test_tokens_count_as_trained_with_the_step_that_uses_their_gradient(log: CommandLog, tmp_path: Path) -> None:
+    def counted() -> Tokens:
+        run_all(log, NotedMachine(tmp_path), tmp_path)
+        return log.usage.total(owner="ann")
+
+    submit(log, 0, CREATE, create_body())
+    submit(log, 1, PASS, pass_body(M, 1, [1, 2]))
+    submit(log, 2, PASS, pass_body(M, 2, [1, 2, 3]))
+    assert counted() == Tokens()
+    submit(log, 3, STEP, step_body(M, 3))
+    assert counted() == Tokens(trained=5)
+    submit(log, 4, PASS, pass_body(M, 4, [1]))
+    submit(log, 5, STEP, step_body(M, 5, 13.0))  # whose norm is infinite
+    submit(log, 6, STEP, step_body(M, 6))
+    assert counted() == Tokens(trained=5), "the gradient of a step that was not taken is dropped"
+    submit(log, 7, PASS, pass_body(M, 7, [1, 2, 3, 4], forward_only=True))
+    submit(log, 8, STEP, step_body(M, 8))
+    assert counted() == Tokens(prefill=4, trained=5)
+    submit(log, 9, SAVE, json.dumps({"model_id": M, "seq_id": 9, "path": "a"}).encode())
+    submit(log, 10, PASS, pass_body(M, 10, [1]))
+    load = {"path": f"tinker://{M}/weights/a", "optimizer": True, "model_id": M, "seq_id": 11}
+    submit(log, 11, LOAD, json.dumps(load).encode())
+    submit(log, 12, STEP, step_body(M, 12))
+    assert counted() == Tokens(prefill=4, trained=5), "loading drops the gradient"
+    [day] = log.usage.days("", "9")
+    assert day.owner == "ann"
+
+
+def test_a_pass_over_a_quota_fails_at_once_and_what_was_paid_for_is_repeated(log: CommandLog, tmp_path: Path) -> None:
+    def check(owner: str) -> None:
+        if log.usage.total(owner=owner).trained:
+            raise UserError(f"the key {owner!r} has used its 1 trained tokens")
+
+    writes: list[str] = []
+
+    def no_snapshot(deed: str) -> None:
+        if deed == "write" and (writes.append(deed) or len(writes) > 1):
+            raise CheckpointError("the disk is full")
+
+    submit(log, 0, CREATE, create_body())
+    train(log, 1)
+    late = [submit(log, 3, PASS, pass_body(M, 3)), submit(log, 4, STEP, step_body(M, 4))]
+    saved = submit(log, 5, SAVE, json.dumps({"model_id": M, "seq_id": 5, "path": "a"}).encode())
+    machine = NotedMachine(tmp_path, no_snapshot)
+    run_all(log, machine, tmp_path, check_quota=check)
+    assert told(log, late[0]) == {"error": "the key 'ann' has used its 1 trained tokens", "category": "user"}
+    assert "a pass before it failed (the key 'ann' has used" in told(log, late[1])["error"]
+    assert told(log, saved)["path"] == f"tinker://{M}/weights/a"
+    assert machine.models[M] == [["create", 4, 1], ["pass", [[1]]], ["step", 0.1]]
+    again = NotedMachine(tmp_path)
+    run_all(log, again, tmp_path, check_quota=check)
+    assert again.models[M] == machine.models[M]
 
 
 def test_ids_of_a_pass_are_not_changed_on_the_way(log: CommandLog, tmp_path: Path) -> None:
