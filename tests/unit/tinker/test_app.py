@@ -15,9 +15,12 @@ import httpx
 import numpy as np
 import orjson
 import pytest
+import tinker
+import uvicorn
 import zstandard
 from tinker.proto.response_conv import deserialize_forward_backward_output, deserialize_sample_response
 
+from groundwork.network import find_available_port
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.gateway.auth import Keyring
 from openclaw.gateway.guard import Doorway
@@ -76,6 +79,7 @@ class World:
 
     def __init__(self, client: httpx.AsyncClient, engine: Engine, server: Server, machine: NotedMachine) -> None:
         self.client, self.engine, self.server, self.machine = client, engine, server, machine
+        self.app = create_app(server)
 
     async def post(self, path: str, value: Any, headers: dict[str, str] = ANN) -> httpx.Response:
         return await self.client.post(f"/api/v1/{path}", json=value, headers=headers)
@@ -465,3 +469,27 @@ async def test_a_used_quota_fails_samples_and_passes_of_its_owner_alone(world: W
     assert "no step was taken" in await failed(await world.post("optim_step", {"model_id": model, "seq_id": 2}, BEN))
     assert len(world.engine.asked) == asked
     assert (await world.result(await world.post("asample", ONE))).headers["content-type"] == PROTOBUF
+
+
+async def test_the_package_raises_a_used_quota_at_once(world: World) -> None:
+    def program(url: str) -> list[str]:
+        with tinker.ServiceClient(base_url=url, api_key="tml-ben-key") as service:
+            sampler = service.create_sampling_client(base_model="tiny")
+            prompt = tinker.types.ModelInput.from_ints([1, 2])
+            settings = tinker.types.SamplingParams(max_tokens=3)
+            assert len(sampler.sample(prompt, 1, settings).result().sequences[0].tokens) == 3
+            said = []
+            for ask in (lambda: sampler.sample(prompt, 1, settings), lambda: sampler.compute_logprobs(prompt)):
+                with pytest.raises(tinker.RequestFailedError) as refused:
+                    ask().result()
+                said.append(f"{refused.value.category}: {refused.value.message}")
+            return said
+
+    port = find_available_port()
+    web = uvicorn.Server(uvicorn.Config(world.app, "127.0.0.1", port, log_level="warning", lifespan="off"))
+    serving = asyncio.create_task(web.serve())
+    said = await asyncio.to_thread(program, f"http://127.0.0.1:{port}")
+    web.should_exit = web.force_exit = True
+    await serving
+    assert [each.startswith("user: ") and "'ben' has used its 3 sampled tokens" in each for each in said] == [True] * 2
+    assert len(world.engine.asked) == 1
