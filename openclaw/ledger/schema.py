@@ -541,7 +541,7 @@ CREATE TABLE usage (             -- tokens by day (UTC) and owner, see openclaw.
 """
 """SQL: of every file that has meters."""
 
-_VERSION_36 = USAGE_TABLE + """
+_VERSION_36 = f"""{USAGE_TABLE}
 ALTER TABLE samples ADD COLUMN loss_tokens INTEGER;
 ALTER TABLE samples ADD COLUMN metered_on TEXT;  -- the day that has its tokens as trained or stale
 """
