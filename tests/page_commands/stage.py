@@ -42,7 +42,7 @@ SHOWN = (
 FOLDERS = {
     "instructions/backends.md": ("models/Qwen3-4B", "SAVE_CKPT"),
     "instructions/operations.md": ("models/Qwen3-4B", "SAVE_CKPT/iter_0000010/adapter"),
-    "instructions/tinker_server.md": ("models/Qwen3-4B", "MODEL"),
+    "instructions/tinker_server.md": ("models/Qwen3-4B",),
 }
 _NAMED = re.compile(r"^`(openclaw-mymethod/\w+\.py)`:\n\n```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
