@@ -214,6 +214,8 @@ class Deaths:
 FIRST_PAUSE_SECONDS = 0.05
 MAX_PAUSE_SECONDS = 1.0
 ABORT_SECONDS = 5.0
+GOES_ON = 202
+"""Status of an engine that ends no reply early: the answer to an abort says at the reply's end what it took."""
 GRAMMAR_PARAMETER = "structural_tag"
 MIN_NEW_TOKENS = "min_new_tokens"
 AWAY_STATUS = (429, 500, 502, 503, 504)
@@ -261,7 +263,10 @@ class EnginePictures:
 
 @dataclass
 class _Progress:
-    """The delivered part of one reply, over all attempts; ``adapter`` is the person's that began it, None for the base."""
+    """The delivered part of one reply, over all attempts; ``adapter`` is the person's that began it, None for the base.
+
+    ``on_unread`` is called with the tokens of an attempt that ended unread.
+    """
 
     ids: list[int] = field(default_factory=list)
     adapter: str | None = None
@@ -269,6 +274,7 @@ class _Progress:
     failures: int = 0
     away_since: float | None = None
     suspicion: Suspicion = field(default_factory=Suspicion)
+    on_unread: Callable[[int], None] | None = None
 
 
 @dataclass
@@ -346,6 +352,7 @@ class EngineClient:
         pictures: EnginePictures | None = None,
         *,
         owner: str,
+        on_unread: Callable[[int], None] | None = None,
     ) -> AsyncGenerator[TokenChunk, None]:
         """Yield the reply to ``input_ids``; the last chunk has ``finish``. Close the iterator to abort.
 
@@ -358,6 +365,7 @@ class EngineClient:
             client: whose request it is, for the log of an engine's end.
             pictures: of the prompt; ``input_ids`` then has all of their placeholders.
             owner: whose cached prefixes the request may find.
+            on_unread: called with the number of tokens of a reply that was aborted, and that the engine finished all the same.
 
         Raises:
             EngineAwayError: no engine for ``wait_seconds``, or it went away within a reply that follows a grammar,
@@ -366,7 +374,7 @@ class EngineClient:
             EngineDiedError: engines ended while they worked on it, see `Deaths`.
             EngineProtocolError: the engine broke its format.
         """
-        progress = _Progress()
+        progress = _Progress(on_unread=on_unread)
         pause = FIRST_PAUSE_SECONDS
         canary = self._drawn(routing_key, sampling_params)
         try:
@@ -499,7 +507,7 @@ class EngineClient:
             raise
         finally:
             if running:
-                self._abort(engine, name)
+                self._abort(engine, name, progress.on_unread)
 
     async def _check_status(self, answer: Answer) -> None:
         if answer.status == 200:
@@ -512,19 +520,24 @@ class EngineClient:
             raise EngineReportedError(words, answer.status)
         raise EngineRejectedError(words)
 
-    def _abort(self, engine: Connections, name: str) -> None:
+    def _abort(self, engine: Connections, name: str, on_unread: Callable[[int], None] | None) -> None:
         """Abort ``name`` at the engine; failures are logged only, because the engine may be gone."""
-        task = asyncio.get_running_loop().create_task(self._send_abort(engine, name))
+        task = asyncio.get_running_loop().create_task(self._send_abort(engine, name, on_unread))
         self._aborts.add(task)
         task.add_done_callback(self._aborts.discard)
 
-    async def _send_abort(self, engine: Connections, name: str) -> None:
+    async def _send_abort(self, engine: Connections, name: str, on_unread: Callable[[int], None] | None) -> None:
         try:
-            async with asyncio.timeout(ABORT_SECONDS):
+            async with asyncio.timeout(ABORT_SECONDS) as limit:
                 async with engine.post("/abort_request", orjson.dumps({"rid": name})) as answer:
-                    while await answer.read():
-                        continue
-        except (EngineBrokeOffError, TimeoutError) as error:
+                    if answer.status == GOES_ON:
+                        limit.reschedule(None)
+                    body = b""
+                    while part := await answer.read():
+                        body += part
+            if answer.status == GOES_ON and on_unread is not None:
+                on_unread(int(orjson.loads(body)["completion_tokens"]))
+        except (EngineBrokeOffError, TimeoutError, ValueError) as error:
             logger.info("could not abort %s: %s", name, error)
 
 

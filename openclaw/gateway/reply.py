@@ -3,7 +3,8 @@
 Guarantees: generation starts at once, while the gateway finds the session and commits the next state that the request
 carries. No token is sent before that commit, and a failed commit ends the generation. A turn is in the ledger before the
 client learns that the reply is over. Leaving a reply early, at any point, stops the engine and records the partial reply
-as an aborted turn. A reply that cannot be recorded ends in an error.
+as an aborted turn. If the engine finishes it all the same, as a service does, its tokens are counted later. A reply that cannot be
+recorded ends in an error.
 
 `Reply` owns everything from the prompt to the commit, and gives itself in the `Form` of its request's dialect:
 `Reply.whole`, `Reply.events`.
@@ -20,6 +21,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -34,7 +36,7 @@ from openclaw.gateway.errors import ApiError, cancelled, from_engine, from_ledge
 from openclaw.gateway.metrics import GatewayMetrics
 from openclaw.gateway.stream import LESSONS_HEADER
 from openclaw.ledger.exceptions import LedgerError
-from openclaw.ledger.records import KeptResponse, Turn
+from openclaw.ledger.records import KeptResponse, Tokens, Turn
 from openclaw.messages.fingerprint import routing_key
 from openclaw.owners import logged_name
 from openclaw.sessions import Sessions, TurnContext
@@ -116,7 +118,9 @@ class Replies:
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=timeout)
 
-    def generate(self, prompt: Prompt, name: str, client: Client) -> AsyncGenerator[TokenChunk, None]:
+    def generate(
+        self, prompt: Prompt, name: str, client: Client, on_unread: Callable[[int], None]
+    ) -> AsyncGenerator[TokenChunk, None]:
         """Return the answer to a prompt of ``client`` under the request name ``name``: the engine's, or of an earlier version."""
         if prompt.version is not None:
             assert self._earlier is not None
@@ -131,7 +135,16 @@ class Replies:
             client.name,
             prompt.for_engine,
             owner=client.owner,
+            on_unread=on_unread,
         )
+
+    async def count_unread(self, turn_id: str, owner: str, tokens: int) -> None:
+        """Count the tokens of an aborted turn of ``owner`` that the engine sampled after its client had left."""
+        try:
+            await self._sessions.spent_later(turn_id, owner, Tokens(sampled=tokens))
+        except LedgerError:
+            self._metrics.ledger_failures.inc()
+            logger.exception("the %d tokens of turn %s that nobody read could not be counted", tokens, turn_id)
 
     def note_first_token(self, prompt: Prompt, prompt_tokens: int) -> None:
         """Count a reply that has its first tokens and its session; the time to the first token is that of the engines alone."""
@@ -291,6 +304,8 @@ class Reply:
         self._committing = False
         self._cancelled = False
         self._reader: asyncio.Task[Any] | None = None
+        self._over = asyncio.Event()
+        """Set once the turn is recorded, or is known not to be."""
         self._writer: Writer | None = None
 
     @property
@@ -434,6 +449,7 @@ class Reply:
             self.context = result
             await self._commit(aborted=True)
             return
+        self._over.set()
         self._replies.end(self._client.owner)
         if isinstance(result, TurnContext):
             self._replies.abandon(result)
@@ -536,11 +552,19 @@ class Reply:
         prompt = capture.prompt
         # No choice's name may be a prefix of another's, because the engine aborts by prefix.
         name = prompt.id if len(self.captures) == 1 else f"{prompt.id}.{capture.index:02d}"
-        async with aclosing(self._replies.generate(prompt, name, self._client)) as chunks:
+        unread = partial(self._note_unread, capture.id)
+        async with aclosing(self._replies.generate(prompt, name, self._client, unread)) as chunks:
             async for chunk in chunks:
                 yield capture.add(chunk)
                 if capture.finish_reason is not None:
                     return
+
+    def _note_unread(self, turn_id: str, tokens: int) -> None:
+        self._replies.spawn(self._count_unread(turn_id, tokens))
+
+    async def _count_unread(self, turn_id: str, tokens: int) -> None:
+        await self._over.wait()
+        await self._replies.count_unread(turn_id, self._client.owner, tokens)
 
     async def _commit(self, *, aborted: bool = False) -> None:
         """Record the turns once."""
@@ -549,7 +573,10 @@ class Reply:
             return
         self._committing = True
         kept = None if aborted else self.form.kept(self.head, self.captures)
-        await self._replies.record(self.context, self.captures, self._client.owner, aborted=aborted, kept=kept)
+        try:
+            await self._replies.record(self.context, self.captures, self._client.owner, aborted=aborted, kept=kept)
+        finally:
+            self._over.set()
         self.recorded = not aborted
 
     def _give_up(self) -> None:

@@ -36,7 +36,7 @@ from openclaw.gateway.channel import Channel, ChannelLostError, Function
 from openclaw.gateway.commands import Before, CommandDesk
 from openclaw.gateway.earlier import EarlierVersions, Wanted
 from openclaw.gateway.limits import RateLimits
-from openclaw.ledger.records import Turn
+from openclaw.ledger.records import Tokens, Turn
 from openclaw.sessions import Sessions, TurnContext
 
 if TYPE_CHECKING:
@@ -132,6 +132,9 @@ class _Sessions:
 
     async def finish(self, context: TurnContext, turn: Turn) -> Turn:
         return _as_kept(turn, await self._channel.ask("finish", context, turn))
+
+    async def spent_later(self, turn_id: str, owner: str, tokens: Tokens) -> None:
+        await self._channel.ask("spent_later", turn_id, owner, tokens)
 
     def abandon(self, context: TurnContext) -> None:
         self._channel.tell("abandon", context)
@@ -334,6 +337,7 @@ class Lead:
             "finish": self._finish,
             "abandon": self._abandon,
             "undelivered": self._service.sessions.undelivered,
+            "spent_later": self._service.sessions.spent_later,
             "count": self._count,
             "command": self._service.commands.answer,
             "cache_key": self._service.engine.cache_keys.of,

@@ -24,7 +24,7 @@ from groundwork.chat_messages import Message
 from openclaw.config.bounds import SESSION_ID
 from openclaw.ledger.exceptions import LedgerUnavailableError, UnknownRecordError
 from openclaw.ledger.group_commit import GroupCommit
-from openclaw.ledger.records import Turn, TurnKind
+from openclaw.ledger.records import Tokens, Turn, TurnKind
 from openclaw.ledger.sessions import Forgotten, TurnNode
 from openclaw.ledger.sessions import Sessions as StoredSessions
 from openclaw.ledger.store import Ledger
@@ -462,6 +462,10 @@ class Sessions:
                 await self._call(self._store.turns.note_lost, lost)
         self._table.remember(session, node)
         return recorded
+
+    async def spent_later(self, turn_id: str, owner: str, tokens: Tokens) -> None:
+        """Count what a turn of ``owner`` took after it was recorded."""
+        await self._call(self._store.usage.add_to_turn, turn_id, owner, tokens)
 
     async def end(self, session_id: str) -> bool:
         """End a session at its client's request; return whether it is known. A further request resumes it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -10,11 +11,17 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
 
 from groundwork.exceptions import ConfigError
+from lab.testkit.engine import serve
 from openclaw.config.meters import read_prices, read_quotas
 from openclaw.gateway.limits import RateLimitError, RateLimits
 from openclaw.ledger.records import Tokens
+from openclaw.owners import LOCAL
 from tests.unit.gateway.conftest import Stack, Starter
 
 HELLO: list[Any] = [{"role": "user", "content": "hi there"}]
@@ -219,3 +226,44 @@ def test_prices_and_quotas_are_read() -> None:
     assert read_prices("prefill=0.1, trained=1") == {"prefill": 0.1, "trained": 1.0}
     assert read_quotas("total=5") == {"total": 5}
     assert (read_prices(None), read_quotas(None)) == ({}, {})
+
+
+async def test_what_a_service_sampled_after_its_client_left_is_counted_once_it_has_finished(start: Starter) -> None:
+    asked, finish = asyncio.Event(), asyncio.Event()
+
+    async def answer(request: Request) -> Response:
+        if request.url.path == "/abort_request":
+
+            async def took() -> AsyncIterator[bytes]:
+                await finish.wait()
+                yield b'{"completion_tokens": 7}'
+
+            return StreamingResponse(took(), 202)
+
+        async def reply() -> AsyncIterator[bytes]:
+            asked.set()
+            await asyncio.Event().wait()
+            yield b""
+
+        return StreamingResponse(reply(), media_type="text/event-stream")
+
+    async def eventually(expected: Tokens) -> None:
+        async with asyncio.timeout(20):
+            while stack.ledger.usage.total(owner=LOCAL) != expected:
+                await asyncio.sleep(0.01)
+
+    routes = [Route(path, answer, methods=["POST"]) for path in ("/generate", "/abort_request")]
+    async with serve(Starlette(routes=routes)) as url:
+        stack: Stack = await start(engine_url=url)
+        asking = asyncio.create_task(stack.client.chat.completions.create(model="any", messages=HELLO))
+        await asked.wait()
+        asking.cancel()
+        async with asyncio.timeout(20):
+            while not stack.turns():
+                await asyncio.sleep(0.01)
+        [turn] = stack.turns()
+        prompt = len(turn.prompt_ids)
+        assert (turn.reason, turn.response_ids) == ("aborted", [])
+        await eventually(Tokens(prefill=prompt))
+        finish.set()
+        await eventually(Tokens(prefill=prompt, sampled=7))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +16,7 @@ from openclaw.engine.client import EngineClient
 from openclaw.exceptions import EngineRefusedError, EngineRejectedError, EngineUnavailableError
 from openclaw.judge.client import BaseModel, EngineHttp
 from openclaw.judge.teacher import score
+from slime.backends.tinker_utils import bridge as bridge_module
 from slime.backends.tinker_utils.bridge import Bridge
 from slime.backends.tinker_utils.service import Sampled
 
@@ -103,17 +104,54 @@ async def test_a_reply_that_began_keeps_its_version_and_the_next_has_the_new_one
     assert (first.weight_version, later.weight_version) == ("7", "8")
 
 
-async def test_a_reply_that_its_client_left_goes_on_and_is_counted(bridge: Bridge, base: Sampler) -> None:
+@pytest.mark.parametrize("ends", ["before the abort", "after the abort", "with a failure"])
+async def test_a_reply_that_its_client_left_goes_on_and_is_counted(bridge: Bridge, base: Sampler, ends: str) -> None:
+    client, counted, asked_for = EngineClient(url_of(bridge), wait_seconds=0.0), list[int](), list[str]()
+    send, took = client._send_abort, bridge._took
+
+    async def until(holds: Callable[[], object]) -> None:
+        async with asyncio.timeout(20):
+            while not holds():
+                await asyncio.sleep(0.01)
+
+    async def send_at_the_end(*arguments: Any) -> None:
+        await until(lambda: isinstance(bridge._sampled_tokens.get("rid"), int))
+        await send(*arguments)
+
+    def note(name: str) -> AsyncIterator[bytes]:
+        asked_for.append(name)
+        return took(name)
+
+    async def ask() -> None:
+        parameters = {"max_new_tokens": 8, "temperature": 1.0}
+        async for _ in client.generate("rid", [5, 6], parameters, owner="somebody", on_unread=counted.append):
+            raise AssertionError("nothing came before the client left")
+
+    bridge._took = note  # type: ignore[method-assign]
+    if ends == "before the abort":
+        client._send_abort = send_at_the_end  # type: ignore[method-assign]
     base.waits.clear()
-    began = asyncio.create_task(reply_of(bridge))
-    while not base.asked:
-        await asyncio.sleep(0.01)
+    began = asyncio.create_task(ask())
+    await until(lambda: base.asked)
+    base.fails = RuntimeError("poisoned") if ends == "with a failure" else None
     began.cancel()
     await asyncio.wait([began])
+    await until(lambda: asked_for or ends == "before the abort")
     bridge._web.servers[0].get_loop().call_soon_threadsafe(base.waits.set)
-    async with asyncio.timeout(20):
-        while not base.finished:
-            await asyncio.sleep(0.01)
+    await until(lambda: counted)
+    assert counted == [0 if ends == "with a failure" else len(REPLY)]
+    await client.close()
+
+
+async def test_of_the_replies_that_ended_the_newest_are_known(bridge: Bridge, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bridge_module, "KEPT_COUNTS", 2)
+    async with httpx.AsyncClient(base_url=url_of(bridge)) as http:
+        for name in "abc":
+            asked = {"rid": name, "input_ids": [5], "sampling_params": {"max_new_tokens": 4}}
+            assert (await http.post("/generate", json=asked)).status_code == 200
+        told = [await http.post("/abort_request", json={"rid": name}) for name in "abc"]
+    assert [answer.status_code for answer in told] == [200, 202, 202]
+    assert told[-1].json() == {"completion_tokens": len(REPLY)}
 
 
 async def test_stop_strings_keep_the_end_of_a_reply(bridge: Bridge, base: Sampler) -> None:

@@ -3,7 +3,7 @@
 So gateway, judge, teacher and evaluation need to know no second interface. Guarantees: ids and log probabilities are the service's,
 unchanged, with the version of the weights that gave them. A reply comes in one piece, because the interface streams none; one that
 began goes on with its version when another begins to serve. What the interface does not have is refused by name. A service that is
-away is a 503, after which a gateway asks again.
+away is a 503, after which a gateway asks again. A service ends no reply early, so who aborts one hears at its end what it took.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import contextlib
 import logging
 import math
 import threading
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -34,12 +35,16 @@ logger = logging.getLogger(__name__)
 
 HOST = "127.0.0.1"
 START_SECONDS = 30.0
+STATUS_GOES_ON = 202
+"""Of the answer to an abort whose body comes when the reply has ended (`openclaw.engine.client`)."""
 NEUTRAL: Mapping[str, Any] = {
     **{"min_p": 0, "frequency_penalty": 0, "presence_penalty": 0, "repetition_penalty": 1, "min_new_tokens": 0},
     **{"logit_bias": {}, "ignore_eos": False, "skip_special_tokens": True, "spaces_between_special_tokens": True},
     **{"no_stop_trim": False, "n": 1, "json_schema": None, "regex": None, "ebnf": None, "structural_tag": None},
 }
 """Sampling parameters that the interface lacks, with the values that ask for nothing."""
+KEPT_COUNTS = 1024
+"""Replies of which an abort may still ask what they took; of more that have ended, the oldest go."""
 KNOWN = frozenset({"max_new_tokens", "temperature", "top_p", "top_k", "stop", "stop_token_ids", "sampling_seed"})
 
 
@@ -54,11 +59,13 @@ class Bridge:
         """``tokenizer``: for the ends of replies, and for texts that a judge writes; ``base`` answers until `serve`."""
         self._tokenizer, self._base, self._served = tokenizer, base, base
         self._working: set[asyncio.Task[Any]] = set()
+        self._sampled_tokens: OrderedDict[str, asyncio.Task[tuple[int, dict[str, Any]]] | int] = OrderedDict()
+        """Of each named reply: its work, then what it took."""
         self.port = find_available_port(host=HOST)
         application = Starlette(
             routes=[
                 Route("/generate", self._generate, methods=["POST"]),
-                Route("/abort_request", _done, methods=["POST"]),
+                Route("/abort_request", self._abort, methods=["POST"]),
                 Route("/health", _done),
                 Route("/health_generate", _done),
             ]
@@ -93,26 +100,47 @@ class Bridge:
 
     async def _generate(self, request: Request) -> Response:
         body = orjson.loads(await request.body())
-        work = self._answer(body)
+        work = self._begin(body)
         if body.get("stream"):
             return StreamingResponse(self._event(work), media_type="text/event-stream")
-        status, answer = await self._to_the_end(work)
+        status, answer = await asyncio.shield(work)
         return Response(orjson.dumps(answer), status, media_type="application/json")
 
-    async def _event(self, work: Any) -> AsyncIterator[bytes]:
+    async def _abort(self, request: Request) -> Response:
+        """Say what a reply takes, at its end; of one that is unknown here, that all is well."""
+        name = orjson.loads(await request.body()).get("rid")
+        if name not in self._sampled_tokens:
+            return await _done(request)
+        return StreamingResponse(self._took(name), STATUS_GOES_ON, media_type="application/json")
+
+    async def _took(self, name: str) -> AsyncIterator[bytes]:
+        found = self._sampled_tokens[name]
+        count = found if isinstance(found, int) else _count(*await asyncio.shield(found))
+        yield orjson.dumps({"completion_tokens": count})
+
+    async def _event(self, work: asyncio.Task[tuple[int, dict[str, Any]]]) -> AsyncIterator[bytes]:
         """Yield the one event of a reply; the answer's head goes first, as an engine's does."""
-        status, answer = await self._to_the_end(work)
+        status, answer = await asyncio.shield(work)
         if status != 200:
             answer = {"error": {"code": status, "message": answer["error"]["message"]}}
         yield b"data: " + orjson.dumps(answer) + b"\n\n"
         yield b"data: [DONE]\n\n"
 
-    async def _to_the_end(self, work: Any) -> tuple[int, dict[str, Any]]:
-        """Return the status and the answer. Who asked may leave: the service goes on and is paid, so the work ends and is counted."""
-        task = asyncio.ensure_future(self._caught(work))
+    def _begin(self, body: Mapping[str, Any]) -> asyncio.Task[tuple[int, dict[str, Any]]]:
+        """Return what gives the status and the answer. Who asked may leave: the service goes on and is paid, so the work ends."""
+        task = asyncio.create_task(self._caught(self._answer(body)))
         self._working.add(task)
         task.add_done_callback(self._working.discard)
-        return await asyncio.shield(task)
+        if isinstance(name := body.get("rid"), str):
+            self._sampled_tokens[name] = task
+            task.add_done_callback(lambda done: self._note_count(name, done))
+        return task
+
+    def _note_count(self, name: str, done: asyncio.Task[tuple[int, dict[str, Any]]]) -> None:
+        """Keep of a reply that has ended only what it took."""
+        self._sampled_tokens[name] = 0 if done.cancelled() else _count(*done.result())
+        while len(self._sampled_tokens) > KEPT_COUNTS and isinstance(next(iter(self._sampled_tokens.values())), int):
+            self._sampled_tokens.popitem(last=False)
 
     async def _caught(self, work: Any) -> tuple[int, dict[str, Any]]:
         import tinker
@@ -215,6 +243,11 @@ class Bridge:
             rows = [_row(row) for row in response.topk_prompt_logprobs or ()][start:]
             meta["input_top_logprobs"] = [None, *rows[1:]]
         return {"text": "", "output_ids": [], "meta_info": meta}
+
+
+def _count(status: int, answer: Mapping[str, Any]) -> int:
+    """Return how many tokens an answer has."""
+    return answer["meta_info"]["completion_tokens"] if status == 200 else 0
 
 
 def _row(row: Sequence[tuple[int, float]] | None) -> list[list[Any]]:
