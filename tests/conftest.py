@@ -22,7 +22,7 @@ from hypothesis.internal.conjecture import providers
 
 from openclaw.config.runtime_variables import VARIABLES
 from openclaw.launch.methods import methods_of
-from openclaw.ledger import database, schema
+from openclaw.ledger import schema
 from tests.helpers.import_path import add_folders
 from tests.helpers.model_fixtures import tiny_random_model, tiny_random_tied_model
 
@@ -79,10 +79,11 @@ ssl.create_default_context = _context
 
 
 class _NewLedgers:
-    """Gives a new ledger the tables that the migrations made for the first one; thousands of tests open one, 10 ms each."""
+    """Gives a new ledger the tables that the migrations made for the first one; thousands of tests open one, 20 ms each."""
 
     def __init__(self) -> None:
-        self._migrate = database.migrate
+        self._migrate = schema.migrate
+        self.copies = 0
         self._lock = threading.Lock()
         self._first: sqlite3.Connection
         self._made_by: object = None
@@ -96,10 +97,11 @@ class _NewLedgers:
                     self._migrate(self._first, path)
                     self._made_by = schema.MIGRATIONS
                 self._first.backup(connection)
+                self.copies += 1
         self._migrate(connection, path)
 
 
-database.migrate = _NewLedgers()
+schema.migrate = _NewLedgers()
 # What is imported and collected stays to the end; the collector would visit it again and again.
 gc.disable()
 

@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from groundwork.private_files import make_private, private, private_folder
+from openclaw.ledger import schema
 from openclaw.ledger.damage import Log, check_file, lost_transactions, read_log
 from openclaw.ledger.exceptions import TransitionError, UnknownRecordError, ledger_error
 from openclaw.ledger.records import LESSONS_CHANGED
-from openclaw.ledger.schema import OWNERS_PERSON, SAMPLE_MOVES, migrate
+from openclaw.ledger.schema import OWNERS_PERSON, SAMPLE_MOVES
 
 if TYPE_CHECKING:
     from openclaw.privacy.redactor import Redactor
@@ -49,7 +50,7 @@ class Database:
         path: str | Path,
         clock: Callable[[], float] = time.time,
         redaction: Redactor | None = None,
-        migrate: Callable[[sqlite3.Connection, Path], None] = migrate,
+        migrate: Callable[[sqlite3.Connection, Path], None] | None = None,
     ) -> None:
         """Open the ledger at ``path``; create the file and folder if missing, for their owner only.
 
@@ -57,7 +58,7 @@ class Database:
             path: the file.
             clock: seconds since the epoch; tests pass their own.
             redaction: applied to all text before it is stored; None stores it unchanged.
-            migrate: gives the file its newest tables; a file with other tables than a ledger's has its own.
+            migrate: gives the file its newest tables, by default a ledger's.
 
         Raises:
             LedgerVersionError: if a newer version wrote the file.
@@ -67,7 +68,7 @@ class Database:
         self.path = Path(path)
         self.clock = clock
         self.redaction = redaction
-        self._migrate = migrate
+        self._migrate = migrate or schema.migrate
         self.lock = threading.RLock()
         private_folder(self.path.parent)
         # Read the log before SQLite does: it drops a damaged end without a word.

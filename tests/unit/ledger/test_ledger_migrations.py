@@ -55,6 +55,14 @@ def test_versions_count_to_the_newest() -> None:
     assert versions[-1] == VERSION
 
 
+def test_a_new_ledger_of_a_test_is_a_copy(tmp_path: Path) -> None:
+    """What conftest.py patches is what a ledger calls; else each of thousands of tests migrates one."""
+    copies = schema.migrate.copies  # type: ignore[attr-defined]
+    Ledger(tmp_path / "ledger.sqlite").close()
+    assert schema.migrate.copies == copies + 1  # type: ignore[attr-defined]
+    assert version_of(tmp_path / "ledger.sqlite") == VERSION
+
+
 def test_every_row_of_version_1_survives(old_file: Path, caplog: pytest.LogCaptureFixture) -> None:
     before = contents(old_file)
     assert version_of(old_file) == 1
