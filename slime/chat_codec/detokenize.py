@@ -138,18 +138,22 @@ def _is_byte_level(tokenizer: Any) -> bool:
 
 def _byte_of_character() -> dict[str, int]:
     """Return GPT-2's mapping from printable characters to bytes."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
     mapping = {chr(byte): byte for byte in printable}
-    others = [byte for byte in range(256) if byte not in set(printable)]
+    others = [byte for byte in range(256) if byte not in printable]
     return mapping | {chr(256 + number): byte for number, byte in enumerate(others)}
 
 
 def _bytes_of_tokens(tokenizer: Any, added: dict[int, str]) -> dict[int, bytes]:
+    """Return the bytes of each token by its id."""
     mapping = _byte_of_character()
+    bytes_as_latin_1 = str.maketrans({character: chr(byte) for character, byte in mapping.items()})
     table = {}
     for token, index in tokenizer.get_vocab().items():
         if index in added:
             table[index] = added[index].encode()
+        elif mapping.keys() >= set(token):
+            table[index] = token.translate(bytes_as_latin_1).encode("latin-1")
         else:
             table[index] = b"".join(
                 bytes([mapping[character]]) if character in mapping else character.encode() for character in token

@@ -27,6 +27,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import orjson
 from tokenizers import AddedToken, Tokenizer, normalizers
@@ -303,6 +304,10 @@ _TOOL = {
 }
 
 
+_checked: WeakKeyDictionary[Any, dict[str, bool]] = WeakKeyDictionary()
+"""Of each tokenizer: whether a template that passed the check of `Prompts` makes control tokens of roles."""
+
+
 class Prompts:
     """Renders and encodes prompts of one tokenizer; ``frame`` has the control tokens that frame turns."""
 
@@ -446,14 +451,18 @@ class Prompts:
 
     def _check(self) -> None:
         """Find out whether the template makes control tokens of roles, and refuse one that does so of other parts."""
-        if self._marks_all():
+        known = _checked.setdefault(self._tokenizer, {})
+        checked = json.dumps([self._tokenizer.chat_template, self._special, self.controls.texts])
+        if checked in known:
+            self._marks_roles = known[checked]
             return
-        self._marks_roles = True
-        if not self._marks_all():
+        self._marks_roles = not self._marks_all()
+        if self._marks_roles and not self._marks_all():
             raise ConfigError(
                 "the chat template puts control tokens together from parts, so they cannot be told from "
                 "those that a client spells; write each of them whole in the template"
             )
+        known[checked] = self._marks_roles
 
     def _marks_all(self) -> bool:
         """Return whether every control token of harmless prompts is marked, and nothing else changes."""
