@@ -21,7 +21,10 @@ from openclaw.gateway.chat import ChatService
 from openclaw.ledger.records import Turn
 from openclaw.ledger.store import Ledger
 from slime.contract.engine import StandInEngine
+from tests.helpers import quick_apps
 from tests.helpers.conversations import World
+
+quick_apps.install()
 
 CONTEXT_LENGTH = 2048
 PATIENCE = 60.0
