@@ -246,7 +246,7 @@ def create_app(
     add_status_routes(app, service, registry, keyring, meters, workers, has_window=views is not None)
     if views is not None and log_ins is not None:
         app.pages = PageEvents(views, config.keepalive_seconds)
-        add_window_routes(app, service, own, views, log_ins, app.pages)
+        add_window_routes(app, service, own, views, log_ins, app.pages, meters)
     return app
 
 

@@ -18,7 +18,6 @@ import asyncio
 import math
 from collections.abc import Callable, Mapping
 from datetime import UTC, date, datetime, timedelta
-from itertools import groupby
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -34,15 +33,18 @@ from openclaw.gateway.stream import json_response
 from openclaw.ledger.exceptions import LedgerError
 from openclaw.ledger.records import Tokens
 from openclaw.ledger.usage import Usage, day_of
-from openclaw.owners import CHILD, LOCAL, NO_KEY_NAME, owner_of_key, owns
+from openclaw.ledger.usage_page import amounts, buckets, quota_of, since_of, total
+from openclaw.owners import CHILD, owner_of_key, owns
 
-DAYS = 31
 USAGE_PATH = "/v1/usage"
-PER_MILLION = 1e6
 
 
 class UsageDesk:
-    """Answers about the meters of one server."""
+    """Answers about the meters of one server.
+
+    Attributes:
+        prices: dollars per million tokens of each meter.
+    """
 
     def __init__(
         self,
@@ -59,7 +61,7 @@ class UsageDesk:
             keyring: has the quotas of single keys.
             clock: seconds since the epoch.
         """
-        self._prices = read_prices(config.prices)
+        self.prices = read_prices(config.prices)
         self._quotas = read_quotas(config.quotas)
         self._usage = usage
         self._keyring = keyring
@@ -102,45 +104,35 @@ class UsageDesk:
         """
         today = datetime.fromtimestamp(self._clock(), UTC).date()
         last = today if until is None else _day(until, "until")
-        first = date.fromordinal(max(1, last.toordinal() - DAYS + 1)) if since is None else _day(since, "since")
+        first = since_of(last) if since is None else _day(since, "since")
         asked = (None if client.admin else client.owner) if owner is None else owner_of_key(owner)
         if not client.admin and (asked is None or not owns(client.owner, asked)):
             raise ApiError(
                 403, "this key reads its own usage; leave out owner, or send an admin key", code="admin_key_required"
             )
         counted = await asyncio.to_thread(self._usage.days, str(first), str(last), asked)
-        buckets = [
-            {
-                "object": "bucket",
-                "day": day,
-                "results": [{"owner": shown_owner(row.owner), **self._amounts(row.tokens)} for row in rows],
-            }
-            for day, rows in groupby(counted, lambda row: row.day)
-        ]
-        total = sum((row.tokens for row in counted), Tokens())
-        body = {"object": "page", "since": str(first), "until": str(last), "data": buckets}
+        data = buckets(counted, self.prices)
         return {
-            **body,
-            "total": self._amounts(total),
+            **{"object": "page", "since": str(first), "until": str(last), "data": data},
+            "total": amounts(total(counted), self.prices),
             "quota": await self._quota(client.name if owner is None else owner),
         }
 
     async def count(self, metrics: GatewayMetrics) -> None:
         """Set the metrics to the totals of all owners; leave them if the ledger cannot be read."""
         try:
-            total = await asyncio.to_thread(self._usage.total)
+            found = await asyncio.to_thread(self._usage.total)
         except LedgerError:
             return
         for name in METERS:
-            metrics.usage_tokens.labels(kind=name).set(getattr(total, name))
+            metrics.usage_tokens.labels(kind=name).set(getattr(found, name))
 
     async def _quota(self, key: str) -> dict[str, Any] | None:
-        quotas = self.quotas_of(key)
-        if not quotas:
+        if not (quotas := self.quotas_of(key)):
             return None
         used = await asyncio.to_thread(self._today, owner_of_key(key))
-        kinds = {kind: {"most": most, "used": getattr(used, kind)} for kind, most in quotas.items()}
-        return {"day": day_of(self._clock()), "ends_in": self._seconds_left(), **kinds}
+        found = quota_of(quotas, used, day_of(self._clock()))
+        return None if found is None else found | {"ends_in": self._seconds_left()}
 
     def _today(self, owner: str) -> Tokens:
         try:
@@ -153,13 +145,6 @@ class UsageDesk:
         midnight = datetime.combine(now.date() + timedelta(days=1), datetime.min.time(), UTC)
         return math.ceil((midnight - now).total_seconds())
 
-    def _amounts(self, tokens: Tokens) -> dict[str, Any]:
-        amounts: dict[str, Any] = {f"{name}_tokens": getattr(tokens, name) for name in METERS}
-        if self._prices:
-            cost = sum(price * getattr(tokens, name) for name, price in self._prices.items()) / PER_MILLION
-            amounts["dollars"] = round(cost, 6)
-        return amounts
-
 
 _WORDS = {"sampled": "sampled tokens", "trained": "trained tokens", "total": "tokens of prompts and replies"}
 
@@ -168,11 +153,6 @@ def _with_parents(key: str) -> list[str]:
     """Return the names of a key and of those that it is a child of, the oldest first."""
     parts = key.split(CHILD)
     return [CHILD.join(parts[: end + 1]) for end in range(len(parts))]
-
-
-def shown_owner(owner: str) -> str:
-    """Return an owner's name for people."""
-    return NO_KEY_NAME if owner == LOCAL else owner
 
 
 def _day(text: str, param: str) -> date:

@@ -45,6 +45,7 @@ from openclaw.gateway.log_in import HEADERS, LogIns, log_in_page, plain_page
 from openclaw.gateway.routes import forget_meant
 from openclaw.gateway.stream import Connected, EventStream
 from openclaw.gateway.turns import parse_feedback
+from openclaw.gateway.usage import UsageDesk
 from openclaw.gateway.window_events import PageEvents
 from openclaw.gateway.window_views import (
     CHAT_NAME,
@@ -270,14 +271,21 @@ async def _wholes(
 
 
 def add_window_routes(
-    app: FastAPI, service: ChatService, own: AdapterDesk, views: Views, log_ins: LogIns, pages: PageEvents
+    app: FastAPI,
+    service: ChatService,
+    own: AdapterDesk,
+    views: Views,
+    log_ins: LogIns,
+    pages: PageEvents,
+    meters: UsageDesk,
 ) -> None:
-    """Add the routes; ``own``: answers for people's own adapters; ``pages``: that are open."""
+    """Add the routes; ``own``: answers for people's own adapters; ``pages``: that are open; ``meters``: know prices and quotas."""
 
     def asked(view: str, form: Form, request: Request, client: Client, taken: Container[str] = ()) -> Asked:
         owner = None if client.admin else client.owner
         words = {name: word for name, word in request.query_params.items() if name not in taken}
-        return Asked(view, words, form, client.name, owner, root(client.owner), log_ins.needed)
+        whose = (client.name, owner, root(client.owner))
+        return Asked(view, words, form, *whose, log_ins.needed, meters.prices, meters.quotas_of(client.name))
 
     async def shown(view: str, form: Form, request: Request) -> bytes:
         try:

@@ -52,6 +52,8 @@ class Asked(NamedTuple):
         owner: whose sessions are shown, with those of children; None: everybody's.
         person: whose lessons and adapter are meant.
         logged_in: whether the page offers to log out.
+        prices: dollars per million tokens of each meter.
+        quotas: of the key, tokens per day.
     """
 
     view: str
@@ -61,11 +63,14 @@ class Asked(NamedTuple):
     owner: str | None
     person: str
     logged_in: bool
+    prices: Mapping[str, float] = {}
+    quotas: Mapping[str, int] = {}
 
     @property
     def key(self) -> object:
         """What is the same for looks that show the same."""
-        return self.view, self.form, self.owner, self.person, *sorted(self.words.items())
+        told = (self.words, self.prices, self.quotas)
+        return self.view, self.form, self.owner, self.person, *(tuple(sorted(each.items())) for each in told)
 
 
 class Views(Protocol):

@@ -121,6 +121,12 @@ class Usage:
             sums.update({name: row[name] for name in METERS})
         return [OwnersDay(day, name, _tokens(sums)) for (day, name), sums in found.items()]
 
+    def day_before(self, day: str, owner: str | None = None) -> str | None:
+        """Return the last day before ``day`` on which something was counted, for one owner with its children if given."""
+        whose, parameters = _whose(owner)
+        rows = self._database.rows(f"SELECT MAX(day) FROM usage WHERE day < ? AND {whose}", (day, *parameters))
+        return rows[0][0]
+
     def total(self, day: str | None = None, owner: str | None = None) -> Tokens:
         """Return the sum over all days or of one, and over all owners or of one with its children."""
         whose, parameters = _whose(owner)

@@ -31,9 +31,10 @@ from openclaw.gateway.errors import ApiError, answer, from_ledger
 from openclaw.gateway.guard import Doorway
 from openclaw.gateway.limits import RateLimitError
 from openclaw.gateway.stream import json_response
-from openclaw.gateway.usage import USAGE_PATH, UsageDesk, shown_owner
+from openclaw.gateway.usage import USAGE_PATH, UsageDesk
 from openclaw.ledger.exceptions import LedgerError, UnknownRecordError
 from openclaw.ledger.records import Tokens
+from openclaw.ledger.usage_page import shown_owner
 from openclaw.tinker import requests as bodies
 from openclaw.tinker.desk import (
     CREATE,

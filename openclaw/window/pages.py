@@ -50,6 +50,8 @@ def _environment() -> Environment:
         "clock": shown_time,
         "share": _share,
         "signed": _signed,
+        "thousands": "{:,}".format,
+        "dollars": "{:,.4f}".format,
         "lasting": _lasting,
         "preview": preview,
     }

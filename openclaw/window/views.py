@@ -15,9 +15,11 @@ import hashlib
 import json
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
+from datetime import date
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,15 +34,17 @@ from openclaw.gate.versions import open_run as open_gated
 from openclaw.gateway.window_views import CHAT_NAME, SILENT, Asked, ChangeError, UnknownViewError, new_chat
 from openclaw.ledger.decisions import DecisionRecord
 from openclaw.ledger.exceptions import UnknownRecordError
-from openclaw.ledger.records import Feedback
+from openclaw.ledger.records import Feedback, Tokens
 from openclaw.ledger.schema import VALID_SAMPLE_TRANSITIONS
 from openclaw.ledger.store import Ledger
+from openclaw.ledger.usage import day_of
+from openclaw.ledger.usage_page import amounts, buckets, quota_of, shown_owner, since_of, total
 from openclaw.ledger.views import Conversation, SampleRecord, TurnRecord, belongs
 from openclaw.ledger.waiting import WaitingPerson
 from openclaw.lessons.lesson import MODES, Lesson
 from openclaw.messages.preview import preview
 from openclaw.messages.text import clip_middle, content_text, next_state_text, response_text
-from openclaw.owners import root, split_id, stored_id
+from openclaw.owners import owner_of_key, root, split_id, stored_id
 from openclaw.report.build import ANSWERS, facts_of, liked_chart, metric_charts, wanted
 from openclaw.report.svg import draw
 from openclaw.runs.evidence import FROM_LOGS, Evidence, evidence_of, updates_in
@@ -454,6 +458,33 @@ class Window:
             "complete_since": None if oldest is None or oldest <= since else oldest,
         }
 
+    def usage(self, asked: Asked) -> Found:
+        """The tokens of `DAYS` days by meter, the newest day first, and who used them; what a key may use today."""
+        now = time.time()
+        meters, last = self.ledger.usage, _day(asked.words.get("until"), date.fromisoformat(day_of(now)))
+        since, until = str(since_of(last)), str(last)
+        counted = meters.days(since, until, asked.owner)
+        days = {bucket["day"]: bucket["results"] for bucket in buckets(counted, asked.prices)}
+        by_day, by_owner = defaultdict[str, Tokens](Tokens), defaultdict[str, Tokens](Tokens)
+        for row in counted:
+            by_day[row.day] += row.tokens
+            by_owner[row.owner] += row.tokens
+        owners = sorted(by_owner.items(), key=lambda each: (-each[1].total, each[0]))
+        used = meters.total(day_of(now), owner_of_key(asked.name)) if asked.quotas else Tokens()
+        return {
+            **{"since": since, "until": until, "next": meters.day_before(since, asked.owner)},
+            "days": [
+                {"day": day, **amounts(by_day[day], asked.prices), "owners": rows}
+                for day, rows in reversed(days.items())
+            ],
+            "owners": [
+                {"owner": shown_owner(owner), **amounts(tokens, asked.prices)} for owner, tokens in owners[:MOST_PEOPLE]
+            ],
+            "left_out": max(0, len(owners) - MOST_PEOPLE),
+            "total": amounts(total(counted), asked.prices),
+            "quota": quota_of(asked.quotas, used, day_of(now)),
+        }
+
     def _turn(self, record: TurnRecord, most: int, asked_by: Asked) -> Found:
         turn, verdict = record.turn, record.verdict
         asked = next((each for each in reversed(turn.messages) if each.get("role") != "system"), {"content": ""})
@@ -561,6 +592,7 @@ VIEWS: Mapping[str, View] = {
     "mine": View("Lessons and adapter", Window.mine, "mine"),
     "queue": View("Who waits?", Window.queue, "queue", fleeting=frozenset({"now"})),
     "machine": View("The machine", Window.machine, "machine", fleeting=frozenset({"since", "until"})),
+    "usage": View("Tokens", Window.usage, "usage"),
     "chat": View("Talk to it", Window.chat, "chat", fleeting=frozenset({"id"})),
     "conversation": View("A conversation", Window.conversation, "conversation", in_menu=False),
     "turn": View("A turn", Window.turn, "turn", in_menu=False),
@@ -607,6 +639,14 @@ def _is_child(asked: Asked) -> bool:
 def _number(text: str | None, default: int) -> int:
     """Return a place in a list, as a link gives it; ``default`` for anything else."""
     return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 19 else default
+
+
+def _day(text: str | None, default: date) -> date:
+    """Return a day, as a link gives it; ``default`` for anything else, and for a later one."""
+    try:
+        return default if text is None else min(default, date.fromisoformat(text))
+    except ValueError:
+        return default
 
 
 def _said(said: str | None) -> str | None:

@@ -39,6 +39,7 @@ VIEWS = (
     "Lessons and adapter",
     "Who waits?",
     "The machine",
+    "Tokens",
     "Talk to it",
     "Is it learning?",
 )

@@ -15,7 +15,7 @@ from groundwork.paused import note_waiting, pause
 from openclaw.config.runtime_variables import GateVariables
 from openclaw.gate.certificate import Facts, certify
 from openclaw.gateway.window_views import Asked, ChangeError, Form, UnknownViewError
-from openclaw.ledger.records import Feedback, VersionSpan, Vote
+from openclaw.ledger.records import Feedback, Tokens, VersionSpan, Vote
 from openclaw.owners import LOCAL, root, stored_id
 from openclaw.runs.folder import open_run
 from openclaw.window import views
@@ -130,6 +130,7 @@ def test_no_number_tells_an_owner_how_much_others_talk(
         ("mine", {}),
         ("queue", {}),
         ("machine", {}),
+        ("usage", {}),
     ]
     note_waiting(run.folder, "training waits until nobody talks: requests under way: 77", of_people=True)
     known = {*views.MINUTES, window.run.trainer_arguments().rollout_batch_size}
@@ -430,6 +431,52 @@ def test_who_waits_for_what_and_for_how_long(run: MadeRun, window_of: Look, monk
     assert "alice" not in look(window, "queue", "bob", "page")
     child = look(window, "queue", "alice/phone")
     assert (child["people"], child["ready"], child["pending"]) == ([], 0, 0), "what waits of a person is no child's"
+
+
+def test_tokens_are_shown_by_day_and_owner_with_dollars_and_quotas(
+    run: MadeRun, window_of: Look, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    day = 86400.0
+    used = (("alice", 3, 7), ("alice/phone", 3, 5), ("bob", 3, 11), ("alice", 2, 1), ("bob", 40, 100), ("bob", 50, 1))
+    for owner, days, tokens in used:
+        run.ledger.database.clock = lambda at=60 * day - days * day: at
+        run.ledger.usage.add(owner, Tokens(prefill=1000 * tokens, sampled=tokens, trained=1))
+    window = window_of(run)
+    monkeypatch.setattr(views.time, "time", lambda: 60 * day - 2 * day + 5.0)
+
+    def usage(owner: str | None, form: Form = "json", **words: str) -> Any:
+        name = owner or "root"
+        asked = Asked("usage", words, form, name, owner, root(owner or LOCAL), logged_in=True)
+        shown = window.show(asked._replace(prices={"sampled": 1e6}, quotas={"sampled": 10, "total": 10_000}))
+        return orjson.loads(shown) if form == "json" else shown.decode()
+
+    own = usage("alice")
+    assert [(row["day"], row["sampled_tokens"], row["dollars"]) for row in own["days"]] == [
+        ("1970-02-28", 1, 1.0),
+        ("1970-02-27", 12, 12.0),
+    ]
+    assert [(row["owner"], row["prefill_tokens"]) for row in own["owners"]] == [("alice", 8000), ("alice/phone", 5000)]
+    assert [row["owner"] for row in own["days"][1]["owners"]] == ["alice", "alice/phone"]
+    assert (own["total"]["trained_tokens"], own["next"]) == (3, None)
+    assert own["quota"] == {
+        "day": "1970-02-28", "sampled": {"most": 10, "used": 1}, "total": {"most": 10_000, "used": 1001}
+    }  # fmt: skip
+    page = usage("alice", "page")
+    assert "bob" not in page
+    assert "Today 1 of 10 tokens of replies</label>" in page
+    assert '<td class="number">12,000</td>' in page
+    assert "13.0000" in page
+    admin = usage(None)
+    assert {row["owner"]: row["sampled_tokens"] for row in admin["owners"]} == {"bob": 11, "alice": 8, "alice/phone": 5}
+    earlier = usage(None, until=admin["next"])
+    assert (earlier["until"], earlier["next"]) == ("1970-01-21", None)
+    assert [row["sampled_tokens"] for row in earlier["days"]] == [100, 1]
+    assert f'/window/usage?until={admin["next"]}"' in usage(None, "page")
+    assert usage("carol", "page").count("No tokens from 1970-01-29 to 1970-02-28.") == 1
+    assert usage(None, until="9999-01-01")["until"] == usage(None, until="x")["until"] == "1970-02-28"
+    plain = look(window, "usage", "bob", "page")
+    assert "<meter" not in plain
+    assert "dollars" not in plain
 
 
 def test_half_a_surrogate_pair_hides_no_page(run: MadeRun, window_of: Look) -> None:
