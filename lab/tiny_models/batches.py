@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,19 +64,24 @@ def batches(tokenizer: Any, seed: int, tokens: int) -> Iterator[tuple[torch.Tens
     for number in itertools.count():
         draw = echo_episode if number < ECHO_POOLS else _episode
         pool = [encode(tokenizer, draw(rng)) for _ in range(POOL)]
-        pool = [encoded for encoded in pool if len(encoded.ids) <= MAX_TOKENS]
-        pool.sort(key=lambda encoded: len(encoded.ids) + rng.random() * 10)
-        groups: list[list[Encoded]] = [[]]
-        longest = 0
-        for encoded in pool:
-            longest = max(longest, len(encoded.ids))
-            if groups[-1] and longest * (len(groups[-1]) + 1) > tokens:
-                groups.append([])
-                longest = len(encoded.ids)
-            groups[-1].append(encoded)
-        rng.shuffle(groups)
-        for group in groups:
-            yield _pad(group)
+        yield from padded(pool, rng, tokens)
+
+
+def padded(pool: Iterable[Encoded], rng: random.Random, tokens: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield the conversations of a pool as batches of at most ``tokens`` positions, of similar lengths, in random order."""
+    kept = [encoded for encoded in pool if len(encoded.ids) <= MAX_TOKENS]
+    kept.sort(key=lambda encoded: len(encoded.ids) + rng.random() * 10)
+    groups: list[list[Encoded]] = [[]]
+    longest = 0
+    for encoded in kept:
+        longest = max(longest, len(encoded.ids))
+        if groups[-1] and longest * (len(groups[-1]) + 1) > tokens:
+            groups.append([])
+            longest = len(encoded.ids)
+        groups[-1].append(encoded)
+    rng.shuffle(groups)
+    for group in groups:
+        yield _pad(group)
 
 
 def _episode(rng: random.Random) -> Episode:

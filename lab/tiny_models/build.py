@@ -15,7 +15,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -74,7 +74,8 @@ def _build(path: Path, seed: int, console: Console) -> None:
         steps, rate, total = settings.steps, settings.learning_rate, 0
         problems: list[str] = []
         for attempt in range(settings.extra_rounds + 1):
-            with _progress(console, steps, "training" if not attempt else "training on") as advance:
+            title = "tiny model: training" if not attempt else "tiny model: training on"
+            with training_progress(console, steps, title) as advance:
                 loss = train(model, stream, steps=steps, learning_rate=rate, on_step=advance)
             total += steps
             sampler = Sampler(model, tokenizer, seed)
@@ -121,7 +122,8 @@ def _summary(metrics: dict) -> str:
 
 
 @contextmanager
-def _progress(console: Console, steps: int, title: str) -> Iterator:
+def training_progress(console: Console, steps: int, title: str) -> Iterator[Callable[[int, float], None]]:
+    """Show a bar of ``steps``, or a line for every hundredth outside a terminal; yield what to call with step and loss."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -131,12 +133,12 @@ def _progress(console: Console, steps: int, title: str) -> Iterator:
         TextColumn("loss {task.fields[loss]:.3f}"),
     )
     with Progress(*columns, console=console) as progress:
-        task = progress.add_task(f"tiny model: {title}", total=steps, loss=float("nan"))
+        task = progress.add_task(title, total=steps, loss=float("nan"))
 
         def advance(step: int, loss: float) -> None:
             progress.update(task, completed=step, loss=loss)
             if not console.is_terminal and step % 100 == 0:
-                console.print(f"tiny model: {title}: step {step}/{steps}, loss {loss:.3f}")
+                console.print(f"{title}: step {step}/{steps}, loss {loss:.3f}")
 
         yield advance
 

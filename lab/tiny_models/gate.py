@@ -148,6 +148,13 @@ def measure_policy(sampler: Sampler, count: int, seed: int = 990001) -> Metrics:
     return metrics
 
 
+def measure_first_replies(sampler: Sampler, count: int) -> Metrics:
+    """Return the shares of first replies to held-out problems that the student likes, and that have the right number."""
+    problems = heldout(count)
+    rates = _rates("base", sampler, [[{"role": "user", "content": problem.question}] for problem in problems], problems)
+    return {"liked": rates["base_rule"], "right_number": rates["base_right_number"]}
+
+
 def failures(metrics: Metrics) -> list[str]:
     """Return what keeps the model from being used, one line each."""
     lines = []

@@ -40,6 +40,7 @@ def train_bpe(
     template: str,
     *,
     special_tokens: Sequence[str] = SPECIAL_TOKENS,
+    end: str = END,
     context: int = 4096,
 ) -> PreTrainedTokenizerFast:
     """Train a byte-level BPE of ``vocabulary`` tokens, control tokens included.
@@ -51,6 +52,7 @@ def train_bpe(
         control_tokens: one token each, shown in a decoded reply.
         template: the chat template.
         special_tokens: one token each, left out of a decoded reply; the first one pads.
+        end: the token that ends a reply.
         context: most tokens of a text.
     """
     bpe = Tokenizer(models.BPE())
@@ -69,7 +71,7 @@ def train_bpe(
     bpe.add_tokens([AddedToken(token, normalized=False, special=False) for token in control_tokens])
     return PreTrainedTokenizerFast(
         tokenizer_object=bpe,
-        eos_token=END,
+        eos_token=end,
         pad_token=special_tokens[0],
         additional_special_tokens=[*special_tokens[1:]],
         clean_up_tokenization_spaces=False,
