@@ -2,7 +2,7 @@
 
 `liked` is the tiny model, trained on with replies that the student likes, to problems outside the held-out set. `random` has the
 same shape and untrained weights: the control. With `--tokenizer other` a teacher has a vocabulary, a chat template and control
-tokens of its own, cut from the same texts: spaces are tokens there, and words are cut elsewhere. A token of it begins with the mean
+tokens of its own, cut from the same texts: words have no space before them there, signs have one behind them, and words are cut elsewhere. A token of it begins with the mean
 of the embeddings that the tiny model has for its text.
 
 Guarantees: the folder appears under its name only when the teacher is complete, with what was measured on held-out problems in
@@ -28,8 +28,8 @@ from word_problems.feedback import approval, complaint
 from word_problems.problems import draw, draw_short
 from word_problems.replies import draw_style, write
 
-from groundwork.command_line import CommandLine
 from groundwork.chat_messages import Message
+from groundwork.command_line import CommandLine
 from lab.tiny_models.batches import Encoded, padded
 from lab.tiny_models.build import BuildError, ensure_built, training_progress
 from lab.tiny_models.cache import Settings
@@ -50,7 +50,7 @@ POOL = 800
 
 OTHER_VOCABULARY = 760
 OTHER_TEXTS = 3000
-OTHER_SPLIT = r"\p{N}|\p{L}+| +|[^\s\p{L}\p{N}]+|\s"
+OTHER_SPLIT = r"\p{N}|\p{L}+| ?[^\s\p{L}\p{N}]+ ?|\s"
 OTHER_SPECIAL = ("<|pad|>", "<|turn|>", "<|end|>")
 OTHER_END = "<|end|>"
 OTHER_TEMPLATE = (

@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from lab.tiny_models.cache import Settings
-from lab.tiny_models.tokenizer import END
 
 REST_RATE = 0.6  # of the rate of the matrices
 
@@ -35,7 +34,7 @@ def new_model(tokenizer: Any, settings: Settings, seed: int) -> Qwen3ForCausalLM
         max_position_embeddings=4096,
         tie_word_embeddings=True,
         bos_token_id=None,
-        eos_token_id=tokenizer.convert_tokens_to_ids(END),
+        eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
         dtype="float32",
     )
