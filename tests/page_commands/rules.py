@@ -89,6 +89,7 @@ RULES = (
     Rule(Kind.ELSEWHERE, r"bash scripts/build_tiny_models\.sh", "sets up and trains for minutes; the integration tests build this model first"),
     Rule(Kind.ELSEWHERE, r"python -m lab\.window_pictures ", "needs a run in a browser; tests/integration/test_window_live.py takes such pictures"),
     Rule(Kind.ELSEWHERE, r"python -m lab.tiny_learning\.pictures\.\w+$", "renders or trains for minutes; tests/unit/tiny/test_pointing.py and tests/integration/test_screenshots.py test both"),
+    Rule(Kind.ELSEWHERE, r"python -m lab\.tiny_models\.teachers ", "trains for a minute; tests/unit/tiny/test_teachers.py builds smaller ones"),
     Rule(Kind.ELSEWHERE, r"python -m lab.tiny_learning ", "trains for minutes; tests/unit/tiny/test_agent_learning.py tests what it trains on, and what is shipped"),
     Rule(Kind.USAGE, r"(bash )?(tests|scripts)/\w+\.sh", "sets up, resolves locks or tests: minutes and a network"),
     Rule(Kind.ELSEWHERE, r"python (scripts/(reference_pages|launch_scripts)\.py|-m slime\.arguments\.generate)$", "writes files of the repository; the fast tests compare them with the code"),
