@@ -102,7 +102,7 @@ def moved(model: Any, tokenizer: Any, other: Any, seed: int) -> Any:
     """Return the model with ``other`` as its tokenizer: the layers are its own, an embedding is the mean of those of the text."""
     import torch
 
-    made = new_model(other, Settings(), seed)
+    made: Any = new_model(other, Settings(), seed)
     body = {name: value for name, value in model.state_dict().items() if "embed_tokens" not in name}
     body.pop("lm_head.weight", None)  # tied to the embedding
     made.load_state_dict(body, strict=False)
@@ -136,7 +136,7 @@ def build_teacher(
     torch.set_num_threads(min(2, len(os.sched_getaffinity(0))))
     try:
         if kind == "random":
-            model = new_model(tokenizer, Settings(), seed).eval()
+            model: Any = new_model(tokenizer, Settings(), seed).eval()
         else:
             model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
             if cut == "other":
