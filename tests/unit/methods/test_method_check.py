@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from openclaw.config.runtime import RuntimeConfig
 from openclaw.judge.hygiene import Limits, defect
+from openclaw.launch import method_check
 from openclaw.launch.method_check import main, plugins_of
 from openclaw.ledger.records import Verdict
 from openclaw.method import JudgePlan, SampleDecision, SessionPlan, load_method
@@ -188,6 +190,19 @@ def test_a_folder_of_plugins_is_checked_by_the_clauses_of_plugins(
     assert plugins_of(folder) == []
 
 
+@pytest.fixture
+def checked_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check plugins in this process, where torch has been imported; another one takes two seconds."""
+    from slime.contract.__main__ import main
+
+    def call(command: list[str]) -> int:
+        assert command[:3] == [sys.executable, "-m", "slime.contract"]
+        return main(command[3:])
+
+    monkeypatch.setattr(method_check.subprocess, "call", call)
+
+
+@pytest.mark.usefixtures("checked_here")
 def test_further_flags_go_to_the_check_of_plugins(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """The check of a reward model asks for the flag that names its checkpoint."""
     folder = tmp_path / "my-method"
@@ -216,6 +231,7 @@ def test_further_flags_go_to_the_check_of_plugins(tmp_path: Path, capfd: pytest.
         ("my_own(rewards)", "define my_own in the file, or import it"),
     ],
 )
+@pytest.mark.usefixtures("checked_here")
 def test_a_name_that_a_guide_leaves_out_is_answered(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], called: str, advice: str
 ) -> None:
