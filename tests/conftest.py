@@ -11,7 +11,7 @@ import ssl
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from hypothesis.internal.conjecture import providers
 from openclaw.config.runtime_variables import VARIABLES
 from openclaw.launch.methods import methods_of
 from openclaw.ledger import schema
+from slime.arguments.memory_budget import gpu
 from tests.helpers.import_path import add_folders
 from tests.helpers.model_fixtures import tiny_random_model, tiny_random_tied_model
 
@@ -106,6 +107,10 @@ schema.migrate = _NewLedgers()
 gc.disable()
 
 
+def _no_gpu(environment: Mapping[str, str]) -> None:
+    """What `smallest_gpu` finds where there is no GPU."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark integration tests by their folder."""
     for item in items:
@@ -126,11 +131,17 @@ def _same_random_numbers() -> None:
         sys.modules["torch"].default_generator.manual_seed(0)  # those of other devices would be asked, too
 
 
-@pytest.fixture(autouse=True)
-def _no_gpu_counts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+# A hook, because a fixture that every test has costs each of thousands some tenths of a millisecond.
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """Compute memory budgets as on a machine without GPUs, except in tests of GPUs."""
-    if request.node.get_closest_marker("gpu") is None:
-        monkeypatch.setattr("slime.arguments.memory_budget.gpu.smallest_gpu", lambda _: None)
+    real = gpu.smallest_gpu
+    if item.get_closest_marker("gpu") is None:
+        gpu.smallest_gpu = _no_gpu
+    try:
+        return (yield)
+    finally:
+        gpu.smallest_gpu = real
 
 
 @pytest.fixture

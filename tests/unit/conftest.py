@@ -10,16 +10,15 @@ import pytest
 from slime.utils.run_logs import ended_training_log
 
 
-@pytest.fixture(autouse=True)
-def _nothing_tells_of_a_start_afterwards() -> Iterator[None]:
-    """Fail a test that leaves the thread of `StartWatch`: its lines would be in what later tests of this process print."""
-    yield
+# A hook, because a fixture that every test has costs each of thousands some tenths of a millisecond.
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown() -> Iterator[None]:
+    """Fail a test that leaves what a run that it started would say in what later tests of this process print.
+
+    That is the thread of `StartWatch`, which prints a timeline. The training log, which would take their records, is ended.
+    """
+    with ended_training_log():
+        result = yield
     if any(thread.name == "start-watch" for thread in threading.enumerate()):
         pytest.fail("the run that this test started still prints its timeline; close its resources")
-
-
-@pytest.fixture(autouse=True)
-def _nothing_is_logged_for_a_run_afterwards() -> Iterator[None]:
-    """End the training log of a run that a test started: it would take the records of later tests of this process."""
-    with ended_training_log():
-        yield
+    return result
