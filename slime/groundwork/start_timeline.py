@@ -48,7 +48,7 @@ class Step(StrEnum):
     PUSHED = "engines have the trainer's weights"
     READY_TO_STEP = "first step possible"
     STARTED = "process started"
-    IMPORTED = "SGLang imported"
+    IMPORTED = "server imported"
     WEIGHTS = "weights loaded"
     CACHE = "cache allocated"
     COMPILING = "kernel compilers run"

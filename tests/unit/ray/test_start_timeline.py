@@ -34,7 +34,9 @@ from groundwork.start_timeline import (
     rows,
     waited_for,
 )
+from slime.backends.sglang_utils.engine import SGLangEngine
 from slime.backends.sglang_utils.startup_log import LINES, Startup
+from slime.backends.vllm_utils.engine import VLLMEngine
 
 POLICY, JUDGE = "engine-policy-0", "engine-prm-0"
 STORY = [
@@ -161,7 +163,7 @@ def test_the_watch_prints_each_step_once_and_what_it_waits_for(tmp_path: Path, m
     watch.look()
     watch.look()
     assert lines[4:] == [
-        f"start    nothing new for 30 s; it waits for {POLICY}: SGLang imported (last: process started, at 20 s). "
+        f"start    nothing new for 30 s; it waits for {POLICY}: server imported (last: process started, at 20 s). "
         f"See logs/{POLICY}.log"
     ]
     mark(tmp_path, DRIVER, Step.READY_TO_STEP)
@@ -182,14 +184,16 @@ def test_the_thread_ends_when_it_is_closed(tmp_path: Path, monkeypatch: pytest.M
     assert not watch._thread.is_alive()
 
 
-# SGLang's part
+# The servers' part
 
 
-def test_a_real_log_gives_its_steps_in_order(repository: Path, tmp_path: Path) -> None:
-    text = (repository / "tests/data/sglang/start_cpu.txt").read_bytes()
+@pytest.mark.parametrize("engine", [SGLangEngine, VLLMEngine])
+def test_a_real_log_gives_its_steps_in_order(engine: type[SGLangEngine], repository: Path, tmp_path: Path) -> None:
+    name = "vllm" if engine is VLLMEngine else "sglang"
+    text = (repository / f"tests/data/{name}/start_cpu.txt").read_bytes()
     log = tmp_path / "engine.log"
     log.write_bytes(text)  # of an earlier start
-    startup = Startup(log, None)
+    startup = Startup(log, None, engine.start_lines)
     assert list(startup.steps()) == []
     steps = []
     with log.open("ab") as file:

@@ -30,7 +30,7 @@ from slime.args import Arguments
 from slime.arguments.placement import EngineSpec
 from slime.backends.sglang_utils.engine_process import ANSWER_SECONDS, EngineProcess, OtherNodes
 from slime.backends.sglang_utils.server_hooks import IN_USE
-from slime.backends.sglang_utils.startup_log import Startup
+from slime.backends.sglang_utils.startup_log import LINES, Startup
 from slime.exceptions import EngineError, EngineNodeLostError
 from slime.weight_sync.people import signature
 from slime.weight_sync.remote_engine import RemoteProcess
@@ -57,6 +57,8 @@ class SGLangEngine:
     """
 
     process_type: type[EngineProcess] = EngineProcess
+    start_lines = LINES
+    """What the server logs at the end of a step of its start."""
 
     def __init__(self, args: Arguments, spec: EngineSpec, port: int = 0, others: Sequence[RemoteProcess] = ()) -> None:
         """``others``: the processes on the engine's other machines, in order."""
@@ -104,7 +106,7 @@ class SGLangEngine:
     def _wait_until_it_serves(self) -> None:
         timeout = CPU_START_TIMEOUT_SECONDS if self._cpu else START_TIMEOUT_SECONDS
         deadline = time.monotonic() + timeout
-        startup = Startup(self.process.log_path, None if self._cpu else self.process.pid)
+        startup = Startup(self.process.log_path, None if self._cpu else self.process.pid, self.start_lines)
         while time.monotonic() < deadline:
             if not self.alive():
                 raise EngineError(self._explain(f"ended with status {self._statuses()} while it started"))

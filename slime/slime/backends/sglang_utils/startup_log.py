@@ -1,7 +1,7 @@
-"""The steps of a server's start, read from SGLang's log and from the compilers that it runs.
+"""The steps of a server's start, read from its log and from the compilers that it runs.
 
 SGLang has no hook for its phases, and on CUDA they happen in processes that it spawns, so its log lines are the one place that
-knows them all. A line that another SGLang words differently gives no step, and nothing else changes. A log that cannot be read
+knows them all; so it is with vLLM. A line that another version words differently gives no step, and nothing else changes. A log that cannot be read
 gives none either.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from groundwork.process import group_programs
@@ -22,7 +22,7 @@ LINES: dict[Step, re.Pattern[bytes]] = {
     Step.PREFILL_GRAPHS: re.compile(rb"Capture target prefill CUDA graph end\. "),
     Step.GRAPHS: re.compile(rb"Capture target (?:decode|verify) [\w ]*graph end\. "),
 }
-"""The line that ends a step; the first one counts."""
+"""The line of SGLang that ends a step; the first one counts."""
 COMPILERS = frozenset({"nvcc", "cicc", "ptxas", "cudafe++", "fatbinary", "ninja"})
 """Programs that SGLang, FlashInfer and Triton compile kernels with."""
 LOOK_SECONDS = 1.0
@@ -32,9 +32,15 @@ LOOK_SECONDS = 1.0
 class Startup:
     """Reads one start of one server; owned by the engine that waits for it."""
 
-    def __init__(self, log: Path, group: int | None) -> None:
-        """Read from the present end of ``log``; ``group``: the server's process group, None if it compiles nothing."""
-        self._log, self._group = log, group
+    def __init__(self, log: Path, group: int | None, lines: Mapping[Step, re.Pattern[bytes]] = LINES) -> None:
+        """Read from the present end of ``log``.
+
+        Args:
+            log: of the server.
+            group: the server's process group, None if it compiles nothing.
+            lines: those of the server that end a step.
+        """
+        self._log, self._group, self._lines = log, group, lines
         self._looked_at = float("-inf")
         try:
             self._read = log.stat().st_size
@@ -55,7 +61,7 @@ class Startup:
         text = text[: text.rfind(b"\n") + 1]
         self._read += len(text)
         for line in text.splitlines():
-            for step, pattern in LINES.items():
+            for step, pattern in self._lines.items():
                 if step not in self._done and pattern.search(line):
                     self._done.add(step)
                     yield step

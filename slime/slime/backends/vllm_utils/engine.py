@@ -9,12 +9,22 @@ import base64
 import hashlib
 import os
 import pickle
+import re
 from typing import Any
 
+from groundwork.start_timeline import Step
 from slime.args import Arguments
 from slime.backends.sglang_utils.engine import SGLangEngine
 from slime.backends.sglang_utils.engine_process import EngineProcess, process_environment
 from slime.backends.vllm_utils.command import server_command, vllm_environment
+
+LINES = {
+    Step.IMPORTED: re.compile(rb"non-default args: "),
+    Step.WEIGHTS: re.compile(rb"Loading weights took "),
+    Step.CACHE: re.compile(rb"KV cache size: "),
+    Step.GRAPHS: re.compile(rb"Graph capturing finished in "),
+}
+"""The line of vLLM that ends a step of its start."""
 
 
 class VLLMProcess(EngineProcess):
@@ -34,6 +44,7 @@ class VLLMEngine(SGLangEngine):
     """Owns one server; see the module."""
 
     process_type = VLLMProcess
+    start_lines = LINES
 
     def load_lora_adapter_from_tensors(
         self, name: str, config: dict[str, Any], serialized: bytes, checksums: dict[str, str] | None
