@@ -99,6 +99,9 @@ def test_ids_and_logprobs_are_exact(engine: VLLMEngine, references: list[Any]) -
     assert [entry[1] for entry in entries[1:]] == reply
     expected = table.gather(-1, torch.tensor(reply)[:, None])[:, 0]
     assert (torch.tensor([entry[0] for entry in entries[1:]]) - expected).abs().max() < FLOAT32.worst
+    bodies = [scoring_payload(prompt, reply), scoring_payload(prompt, reply[:7])]
+    both = ask(engine, **{name: [body[name] for body in bodies] for name in bodies[0]}).json()
+    assert [len(one["meta_info"]["input_token_logprobs"]) for one in both] == [41, 8]
     best = table.topk(3).values
     found = torch.tensor([[entry[0] for entry in row] for row in meta["input_top_logprobs"][1:]])
     assert (found - best).abs().max() < FLOAT32.worst

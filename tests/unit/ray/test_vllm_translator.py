@@ -21,10 +21,12 @@ from safetensors import SafetensorError
 from lab.testkit.engine import mock_engine, serve
 from openclaw.engine.client import EngineClient, TokenChunk, scoring_payload
 from openclaw.exceptions import EngineAwayError, EngineProtocolError, EngineRejectedError
+from openclaw.gate import proof
 from slime.backends.vllm_utils import server
 from slime.backends.vllm_utils.command import BEHIND
 from slime.backends.vllm_utils.translator import Translator
 from slime.contract.engine import logprob_of
+from slime.utils.probes import Probe
 from slime.weight_sync import BASE
 from tests.helpers.vllm_server import StandInVLLM
 
@@ -130,11 +132,44 @@ def test_scores_and_the_likeliest_tokens_are_in_sglangs_form(tmp_path: Path) -> 
     asyncio.run(run())
 
 
+def test_the_gates_certificate_gets_its_answer(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with served(tmp_path) as here:
+            probes = [Probe([5, 6], reply) for reply in ([7, 8, 9], [7])]
+            said = await asyncio.to_thread(proof.ask, here.url, probes)
+            assert said == proof.Said([-0.5] * 4, "default")
+
+    asyncio.run(run())
+
+
+def test_several_prompts_in_one_request_are_answered_each(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with served(tmp_path) as here:
+            bodies = [scoring_payload([5, 6], reply) for reply in ([7, 8, 9], [7])]
+            body: dict[str, Any] = {name: [each[name] for each in bodies] for name in bodies[0]}
+            found = (await here.post("/generate", **body, extra_key=["a", "b"], rid="both")).json()
+            alone = [(await here.post("/generate", **each)).json() for each in bodies]
+            scores = [[one["meta_info"]["input_token_logprobs"] for one in answers] for answers in (found, alone)]
+            assert scores[0] == scores[1]
+            assert [one["meta_info"]["id"] for one in found] == ["both_0", "both_1"]
+            first = here.vllm.requests[:2]
+            assert sorted(asked["cache_salt"] for asked in first) == ["a", "b"]
+            here.vllm.statuses = [400]
+            failed = await here.post("/generate", **body)
+            assert (failed.status_code, "failed with 400" in failed.text) == (400, True)
+            assert (await here.http.get("/v1/loads")).json()["loads"][0]["num_running_reqs"] == 0
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize(
     ("payload", "named"),
     [
         ({"text": "hello"}, "input_ids"),
-        ({"input_ids": [[5], [6]]}, "input_ids"),
+        ({"input_ids": [[5], 6]}, "input_ids"),
+        ({"input_ids": [[5], [6]], "stream": True}, "send one in a stream"),
+        ({"input_ids": [[5], [6]], "rid": ["one"]}, "rid has 1 values for 2 prompts"),
+        ({"input_ids": [[5], []]}, "input_ids"),
         ({"input_ids": []}, "input_ids"),
         ({"input_ids": [5], "image_data": ["data:"]}, "image_data"),
         ({"input_ids": [5], "return_routed_experts": True}, "return_routed_experts"),

@@ -100,6 +100,33 @@ class Asked:
         return REQUEST_ID + self.body["request_id"]
 
 
+def parts_of(payload: Any) -> list[dict[str, Any]] | None:
+    """Return the requests that a payload with several prompts stands for, None if it has one.
+
+    A field that is a list has one value for each prompt, as in SGLang; any other value is that of all.
+
+    Raises:
+        UntranslatableError: a list has another length, or the payload is for a stream.
+    """
+    prompts = payload.get(_IDS) if isinstance(payload, dict) else None
+    if not isinstance(prompts, list) or not prompts or not all(isinstance(prompt, list) for prompt in prompts):
+        return None
+    if payload.get("stream"):
+        raise UntranslatableError(f"{_IDS} has {len(prompts)} prompts; send one in a stream")
+    for name, value in payload.items():
+        if isinstance(value, list) and len(value) != len(prompts):
+            raise UntranslatableError(f"{name} has {len(value)} values for {len(prompts)} prompts; send one for each")
+    name = payload.get(_NAME)
+    names = [f"{name}_{number}" for number in range(len(prompts))] if isinstance(name, str) else name
+    return [
+        {
+            field: value[number] if isinstance(value, list) else value
+            for field, value in {**payload, _NAME: names}.items()
+        }
+        for number in range(len(prompts))
+    ]
+
+
 def to_vllm(payload: Any, name: str) -> Asked:
     """Return the request of vLLM for a `/generate` payload; ``name``: of a request that has none.
 
@@ -112,7 +139,7 @@ def to_vllm(payload: Any, name: str) -> Asked:
     prompt = payload.get(_IDS)
     if not isinstance(prompt, list) or not prompt or not all(isinstance(token, int) for token in prompt):
         raise UntranslatableError(
-            "input_ids: send the ids of one prompt as a list; vLLM engines take neither text nor batches"
+            "input_ids: send the ids of a prompt as a list, or of several as a list of lists; vLLM engines take no text"
         )
     given = {field for field, value in payload.items() if value not in (None, False)}
     if unknown := sorted(given - _FIELDS - _OF_ROUTER):

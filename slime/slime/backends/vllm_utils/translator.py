@@ -27,7 +27,7 @@ import reprlib
 import shutil
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -39,7 +39,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from slime.backends.sglang_utils.server_hooks import IN_USE
-from slime.backends.vllm_utils.translation import REQUEST_ID, Asked, Reply, Weights, to_vllm
+from slime.backends.vllm_utils.translation import REQUEST_ID, Asked, Reply, Weights, parts_of, to_vllm
 from slime.exceptions import EngineError, UntranslatableError
 from slime.weight_sync import BASE, adapter_version
 
@@ -186,8 +186,11 @@ class Translator:
     async def _generate(self, request: Request) -> Response:
         try:
             payload = orjson.loads(await request.body())
-            asked = to_vllm(payload, uuid.uuid4().hex)
-            work = self._answered(asked)
+            parts = parts_of(payload)
+            if parts is None:
+                work = self._answered(to_vllm(payload, uuid.uuid4().hex))
+            else:
+                work = self._all_answered([to_vllm(part, uuid.uuid4().hex) for part in parts])
             return await unless_gone(request, work)
         except orjson.JSONDecodeError as error:
             return _refusal(400, f"the body is not JSON ({error}); send a JSON object with 'input_ids'")
@@ -195,6 +198,21 @@ class Translator:
             return _refusal(400, str(error))
         except httpx.TransportError as error:
             return _refusal(503, f"vLLM does not answer: {error!r}")
+
+    async def _all_answered(self, asked: Sequence[Asked]) -> Response:
+        """Answer several prompts side by side; all end when one fails."""
+        tasks = [asyncio.ensure_future(self._answered(one)) for one in asked]
+        try:
+            answers = await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        if (failed := next((answer for answer in answers if answer.status_code != 200), None)) is not None:
+            return failed
+        return Response(
+            b"[" + b",".join(bytes(answer.body) for answer in answers) + b"]", media_type="application/json"
+        )
 
     async def _answered(self, asked: Asked) -> Response:
         name, weights = await self._admit(asked)
