@@ -11,7 +11,6 @@ from typing import Any
 import httpx
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from groundwork.people import mark_of, request_name
@@ -25,51 +24,17 @@ from slime.arguments.placement import EngineSpec
 from slime.backends.sglang_utils.engine import SGLangEngine
 from slime.backends.sglang_utils.router import serve_behind_one_address
 from slime.weight_sync import people
-from slime.weight_sync.adapter import adapter_config
-from slime.weight_sync.people import adapter_name, folder_of, people_folder
+from slime.weight_sync.people import folder_of, people_folder
 from tests.helpers import tolerance
-from tests.helpers.adapter_checks import LORA, adapters, loaded, merged
+from tests.helpers.adapter_checks import LORA, loaded
 from tests.helpers.engine_streams import WAIT_SECONDS, Stream, Tolerance, prompts, scores, stream, within
+from tests.helpers.people_office import PEOPLE, PERSONS, Office
 
-PEOPLE, HELD, SLOTS = 30, 12, 6
+HELD, SLOTS = 12, 6
 TOKENS = 8
 LAYERS_OF_THE_MODEL = 4
 _ROOM = tolerance.tolerance(20.0, roundings=LAYERS_OF_THE_MODEL * tolerance.MODEL)
 EXACT = Tolerance(_ROOM, _ROOM)
-PERSONS = [f"person {number}" for number in range(PEOPLE)]
-
-
-class Office:
-    """A run's folder of people, and the model that each version is."""
-
-    def __init__(self, args: Arguments) -> None:
-        from transformers import AutoModelForCausalLM
-
-        self.args = args
-        people_folder(args.run_dir).mkdir()
-        self.base = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
-        self.models: dict[str, Any] = {"base": self.base}
-        self.newest: dict[str, str] = {}
-
-    def write(self, person: str, number: int) -> str:
-        """Write a version of a person as a trainer does, with its own state beside it; return its name."""
-        seed = PERSONS.index(person) * 100 + number
-        adapter = adapters(self.base, self.args.lora_target_modules, seed)
-        name = adapter_name(number, "0123abcd", seed, mark_of(person))
-        folder = folder_of(people_folder(self.args.run_dir), name)
-        folder.mkdir(parents=True)
-        save_file(adapter, folder / people.WEIGHTS)
-        save_file({key: torch.zeros_like(value) for key, value in adapter.items()}, folder / "training.safetensors")
-        (folder / people.CONFIG).write_text(json.dumps(adapter_config(self.args)))
-        self.models[name] = merged(self.base, adapter)
-        return name
-
-    def publish(self, person: str, number: int) -> str:
-        """Write a version that serves its person from now on; return its name."""
-        name = self.write(person, number)
-        people.publish(self.args.run_dir, name)
-        self.newest[person] = name
-        return name
 
 
 @pytest.fixture(scope="module")

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import gettempdir
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from groundwork.people import request_name
 from groundwork.process import group_alive
 from lab.testkit import tiny_random
+from lab.testkit.engine import serve
 from lab.testkit.live_engine import engine_arguments
 from lab.testkit.waiting import wait_until
 from openclaw.engine.client import scoring_payload
@@ -24,12 +29,16 @@ from openclaw.judge.answers import answer_grammar
 from slime.args import Arguments
 from slime.arguments.placement import EngineSpec
 from slime.backends.vllm_utils.engine import VLLMEngine
+from slime.backends.vllm_utils.translator import Translator
 from slime.exceptions import EngineError
-from tests.helpers.adapter_checks import check_requests_keep_their_adapter, with_lora
+from slime.weight_sync import BASE
+from slime.weight_sync.people import people_folder
+from tests.helpers.adapter_checks import check_requests_keep_their_adapter, error_of, with_lora
 from tests.helpers.engine_checks import check_streams_through_updates
-from tests.helpers.engine_streams import FLOAT32, WAIT_SECONDS, prompts, stream, worst_error
+from tests.helpers.engine_streams import FLOAT32, WAIT_SECONDS, Stream, prompts, stream, worst_error
 from tests.helpers.live_gateway import gateway
 from tests.helpers.node import installed_by
+from tests.helpers.people_office import PERSONS, Office
 from tests.integration.test_gateway_live import TOLERANCE, TURNS, converse, forward
 
 
@@ -160,12 +169,67 @@ def test_a_crashed_engine_comes_back_on_its_port(engine: VLLMEngine, references:
     assert worst_error(stream(url, prompts(1)[0], 10), references) < FLOAT32.worst
 
 
+@pytest.fixture(scope="module")
+def adapters_engine(random_models: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMEngine]:
+    with live(with_lora(arguments(random_models[0], tmp_path_factory.mktemp("adapters")))) as engine:
+        yield engine
+
+
 def test_each_request_has_the_adapter_it_began_with(
-    random_models: list[Path], tmp_path: Path, references: list[Any]
+    adapters_engine: VLLMEngine, random_models: list[Path], tmp_path: Path, references: list[Any]
 ) -> None:
     args = with_lora(arguments(random_models[0], tmp_path))
-    with live(args) as engine:
-        check_requests_keep_their_adapter(args, engine, references[0], FLOAT32)
-        scores = ask(engine, **scoring_payload([5, 6], [7, 8])).json()["meta_info"]
-        assert (scores["weight_version"], len(scores["adapter_sha256"])) == ("4", 64)
-        assert all(math.isfinite(entry[0]) for entry in scores["input_token_logprobs"][1:])
+    check_requests_keep_their_adapter(args, adapters_engine, references[0], FLOAT32)
+    scores = ask(adapters_engine, **scoring_payload([5, 6], [7, 8])).json()["meta_info"]
+    assert (scores["weight_version"], len(scores["adapter_sha256"])) == ("4", 64)
+    assert all(math.isfinite(entry[0]) for entry in scores["input_token_logprobs"][1:])
+
+
+@asynccontextmanager
+async def serving_people(engine: VLLMEngine, office: Office, held: int, folder: Path) -> AsyncIterator[str]:
+    """Serve an adapter for each person by the engine's vLLM, through a second translator; yield its URL."""
+    family = psutil.Process(engine.status()["pid"]).children(recursive=True)
+    uds = next(words[words.index("--uds") + 1] for words in (one.cmdline() for one in family) if "--uds" in words)
+    transport = httpx.AsyncHTTPTransport(uds=uds, limits=httpx.Limits(max_connections=None))
+    async with httpx.AsyncClient(transport=transport, base_url="http://vllm", timeout=WAIT_SECONDS) as client:
+        people = (people_folder(office.args.run_dir), held)
+        routes = Translator(client, folder, model="policy", ranks=1, adapters=True, people=people)
+        async with serve(routes.app()) as url:
+            yield url
+
+
+async def test_each_person_is_answered_by_their_own_adapter(
+    adapters_engine: VLLMEngine, random_models: list[Path], tmp_path: Path
+) -> None:
+    office = Office(with_lora(arguments(random_models[0], tmp_path)))
+    nobody, *others = PERSONS[:6]
+    accepted = {person: {office.publish(person, 1)} for person in others}
+    # Threads of their own: the translator reads files in those of the loop.
+    with ThreadPoolExecutor(12) as pool:
+        async with serving_people(adapters_engine, office, 3, tmp_path / "vllm") as url:
+
+            async def talk(number: int, wanted: str = "") -> tuple[str, Stream]:
+                person = PERSONS[number % 6]
+                name = wanted or request_name(person)
+                ask_it = partial(stream, url, prompts(8)[number % 8], 60, adapter=name)
+                return person, await asyncio.get_running_loop().run_in_executor(pool, ask_it)
+
+            talking = [asyncio.create_task(talk(number)) for number in range(12)]
+            for person in others[::2]:
+                accepted[person].add(office.publish(person, 2))
+            found = [await one for one in talking] + [await talk(number) for number in range(6)]
+            candidate = office.write(others[0], 7)
+            _, asked = await talk(1, candidate)
+            async with httpx.AsyncClient(trust_env=False) as client:
+                listed = (await client.get(f"{url}/v1/models")).json()["data"]
+    assert (asked.last["meta_info"]["adapter"], len(listed)) == (candidate, 4), "the model and three versions"
+    error_of(asked, "7", office.models[candidate], FLOAT32)
+    for place, (person, result) in enumerate(found):
+        adapter = result.last["meta_info"]["adapter"]
+        if person == nobody:
+            assert adapter == BASE
+        else:
+            assert adapter in ({office.newest[person]} if place >= 12 else accepted[person])
+        error_of(result, "0" if person == nobody else adapter.split("-")[1], office.models[adapter], FLOAT32)
+    own, other = (office.models[office.newest[person]] for person in others[:2])
+    assert worst_error(found[-5][1], [own, own]) < FLOAT32.worst < worst_error(found[-5][1], [other, other])

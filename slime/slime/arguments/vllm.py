@@ -37,6 +37,8 @@ OPTIONS = {
     "sglang_dtype": "dtype",
 }
 """Flags of SGLang that mean the same in vLLM, and vLLM's names."""
+OF_PEOPLE = frozenset({"sglang_max_loras_per_batch", "sglang_max_loaded_loras"})
+"""Flags of SGLang that ``--adapter-per-person`` reads with either engine."""
 FIXED_ON_CPU = frozenset({"sglang_mem_fraction_static", "sglang_dtype"})
 MAX_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """LoRA ranks that vLLM makes room for."""
@@ -88,7 +90,6 @@ def check_backend(args: Arguments) -> list[str]:
         return [f"{flag} has no effect without --backend vllm; add it, or remove {flag}" for flag in given]
     sglang = "use --backend sglang, or remove it"
     refused = {
-        "--adapter-per-person: vLLM's engines serve one version of one adapter": args.adapter_per_person,
         "--canary-engine: no engine can have a candidate alone": args.canary_engine,
         "--colocate, --offload and --offload-rollout: its engines keep their memory": args.colocate
         or args.offload_rollout,
@@ -114,6 +115,7 @@ def check_backend(args: Arguments) -> list[str]:
         for flag in recorded_flags()
         if flag not in OWNED
         and attribute_of(flag) not in OPTIONS
+        and not (args.adapter_per_person and attribute_of(flag) in OF_PEOPLE)
         and getattr(args, attribute_of(flag)) not in (None, False)
     ]
     if args.update_weight_mode == "full" and args.update_weight_transport == "shared":

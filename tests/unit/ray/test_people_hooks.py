@@ -20,9 +20,10 @@ from safetensors.torch import save
 
 from groundwork.people import mark_of, request_name
 from slime.backends.sglang_utils import people_hooks, server_hooks
-from slime.backends.sglang_utils.people_hooks import UNNAMED, RefusedRequestError, Shelf, Taken
+from slime.backends.sglang_utils.people_hooks import HeldBySGLang
 from slime.weight_sync import people
 from slime.weight_sync.people import adapter_name, folder_of, people_folder
+from slime.weight_sync.shelf import RETRY_SECONDS, UNNAMED, RefusedRequestError, Shelf, Taken
 
 ANNA, BERT = request_name("anna"), request_name("bert")
 
@@ -114,7 +115,7 @@ class World:
         people_folder(run_dir).mkdir(exist_ok=True)
         self.now = 0.0
         self.polls = 0
-        self.shelf = Shelf(self.manager, people_folder(run_dir), most, lambda: self.now, self._poll)
+        self.shelf = Shelf(HeldBySGLang(self.manager), people_folder(run_dir), most, lambda: self.now, self._poll)
 
     async def _poll(self, seconds: float) -> None:
         self.polls += 1
@@ -203,7 +204,7 @@ def test_a_version_that_cannot_be_loaded_gives_way_to_the_one_before_it_and_is_n
             shutil.rmtree(folder_of(people_folder(tmp_path), second), ignore_errors=True)
             version_on_disk(tmp_path, 2, "anna", accepted=False)
         world.manager.refuses = ""
-        world.now += people_hooks.RETRY_SECONDS
+        world.now += RETRY_SECONDS
         assert await world.use(ANNA) == Taken(second, "2", hashlib.sha256(content).hexdigest())
 
     for break_it in breakers:

@@ -16,8 +16,11 @@ from typing import Any
 
 import httpx
 import pytest
+import torch
 from safetensors import SafetensorError
+from safetensors.torch import save
 
+from groundwork.people import mark_of, request_name
 from lab.testkit.engine import mock_engine, serve
 from openclaw.engine.client import EngineClient, TokenChunk, scoring_payload
 from openclaw.exceptions import EngineAwayError, EngineProtocolError, EngineRejectedError
@@ -27,7 +30,8 @@ from slime.backends.vllm_utils.command import BEHIND
 from slime.backends.vllm_utils.translator import Translator
 from slime.contract.engine import logprob_of
 from slime.utils.probes import Probe
-from slime.weight_sync import BASE
+from slime.weight_sync import BASE, people
+from slime.weight_sync.people import adapter_name, folder_of, people_folder
 from tests.helpers.vllm_server import StandInVLLM
 
 NEWEST, OLDER = "weights-2-abcdabcd-8", "weights-1-abcdabcd-7"
@@ -62,10 +66,17 @@ class Served:
 
 
 @asynccontextmanager
-async def served(folder: Path, *, adapters: bool = False, piece: int = 7, hold: bool = False) -> AsyncIterator[Served]:
+async def served(
+    folder: Path,
+    *,
+    adapters: bool = False,
+    piece: int = 7,
+    hold: bool = False,
+    people: tuple[Path, int] | None = None,
+) -> AsyncIterator[Served]:
     vllm = StandInVLLM(script, piece)
     async with serve(vllm.app()) as address, httpx.AsyncClient(base_url=address) as client:
-        routes = Translator(client, folder, model="policy", ranks=1, adapters=adapters)
+        routes = Translator(client, folder, model="policy", ranks=1, adapters=adapters, people=people)
         await routes.begin(folder / "zeros" if adapters else None, hold=hold)
         async with serve(routes.app()) as url, httpx.AsyncClient(base_url=url, timeout=20) as http:
             yield Served(vllm, routes, url, http)
@@ -353,6 +364,24 @@ def test_vllm_does_not_outlive_a_translator_that_cannot_serve(tmp_path: Path, mo
     assert ended == -signal.SIGTERM
 
 
+def test_the_process_knows_the_folder_of_everybodys_adapters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+
+    def routes(*_: Any, **options: Any) -> Any:
+        given.update(options)
+        raise RuntimeError("seen")
+
+    monkeypatch.setattr(server, "Translator", routes)
+    monkeypatch.setattr(server, "start_janitor", lambda folder, detached: None)
+    own = ["--host", "127.0.0.1", "--port", "0", "--model", str(tmp_path), "--ranks", "1", "--adapters", "q_proj"]
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as vllm:
+        monkeypatch.setattr(server, "start_vllm", lambda command, folder: vllm)
+        with pytest.raises(RuntimeError, match="seen"):
+            server.main([*own, "--people", "/run/people", "--held-adapters", "7", BEHIND, "vllm"])
+        vllm.kill()
+    assert given["people"] == (Path("/run/people"), 7)
+
+
 def test_grammars_and_lengths_have_vllms_names(tmp_path: Path) -> None:
     async def run() -> None:
         async with served(tmp_path) as here:
@@ -451,6 +480,52 @@ def test_leaving_ends_the_request_in_vllm(tmp_path: Path) -> None:
                 asked.cancel()
                 await here.vllm.until(lambda: not here.vllm.running)
             assert (await here.http.get("/v1/loads")).json()["loads"][0]["num_running_reqs"] == 0
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_gives_its_adapter_back(tmp_path: Path, stream: bool) -> None:
+    async def run() -> None:
+        async with served(tmp_path, adapters=True) as here:
+            await here.load(OLDER)
+            here.vllm.open.clear()
+            body = {"input_ids": [5, 6], "rid": "left", "stream": stream, "lora_path": OLDER}
+            asked = asyncio.create_task(here.post("/generate", **body))
+            await here.vllm.until(lambda: bool(here.vllm.running))
+            asked.cancel()
+            await here.vllm.until(lambda: here.vllm.aborted == {"generate-tokens-left"})
+            async with asyncio.timeout(20):
+                while (await here.post("/unload_lora_adapter", lora_name=OLDER)).status_code != 200:
+                    await asyncio.sleep(0.01)
+
+    asyncio.run(run())
+
+
+def test_a_client_that_leaves_before_the_first_event_gives_its_adapter_back(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with served(tmp_path, adapters=True) as here:
+            await here.load(OLDER)
+            body = json.dumps({"input_ids": [5, 6], "stream": True, "lora_path": OLDER}).encode()
+            looks = 0
+
+            async def receive() -> dict[str, Any]:
+                nonlocal looks
+                looks += 1
+                if looks == 1:
+                    return {"type": "http.request", "body": body, "more_body": False}
+                if looks == 2:  # while vLLM is asked
+                    await asyncio.Event().wait()
+                return {"type": "http.disconnect"}
+
+            async def send(message: Any) -> None:
+                await asyncio.sleep(0)
+
+            scope = {"type": "http", "method": "POST", "path": "/generate", "headers": [], "query_string": b""}
+            await here.routes.app()({**scope, "asgi": {"version": "3.0", "spec_version": "2.3"}}, receive, send)
+            assert (looks, len(here.vllm.requests)) == (3, 1)
+            assert (await here.http.get("/v1/loads")).json()["loads"][0]["num_running_reqs"] == 0
+            assert (await here.post("/unload_lora_adapter", lora_name=OLDER)).status_code == 200
 
     asyncio.run(run())
 
@@ -570,5 +645,100 @@ def test_a_server_that_starts_held_answers_once_it_is_told(tmp_path: Path) -> No
             assert not here.vllm.requests
             await here.post("/continue_generation")
             assert {chunk.weight_version for chunk in await asked} == {"2"}
+
+    asyncio.run(run())
+
+
+class Run:
+    """A run's folder of everybody's adapters."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        people_folder(folder).mkdir(parents=True)
+
+    def publish(self, person: str, number: int, *, accepted: bool = True) -> str:
+        """Write a version; return its name."""
+        name = adapter_name(number, "0123abcd", 1000 + number, mark_of(person))
+        files = folder_of(people_folder(self.folder), name)
+        files.mkdir(parents=True)
+        (files / people.WEIGHTS).write_bytes(save({"lora": torch.full((2,), float(number))}))
+        (files / people.CONFIG).write_text(json.dumps({"r": number}))
+        if accepted:
+            people.publish(self.folder, name)
+        return name
+
+
+def test_each_person_is_answered_by_their_own_adapter(tmp_path: Path) -> None:
+    run_of = Run(tmp_path / "run")
+    older, anna, bert = run_of.publish("anna", 1), run_of.publish("anna", 2), run_of.publish("bert", 1)
+    candidate = run_of.publish("bert", 9, accepted=False)
+
+    async def run() -> None:
+        shelf = (people_folder(run_of.folder), 2)
+        async with served(tmp_path / "vllm", adapters=True, people=shelf) as here:
+
+            async def meta(wanted: str, stream: bool = False) -> dict[str, Any]:
+                body = {"input_ids": [5, 6], "lora_path": wanted, "stream": stream}
+                answer = await here.post("/generate", **body)
+                assert answer.status_code == 200, answer.text
+                events = answer.text.split("data: ")
+                meta = json.loads(events[-2] if stream else answer.text)["meta_info"]
+                assert here.vllm.requests[-1]["model"] == meta["adapter"]
+                return meta
+
+            for stream in (False, True):
+                found = await meta(request_name("anna"), stream)
+                assert (found["adapter"], found["weight_version"], len(found["adapter_sha256"])) == (anna, "2", 64)
+                assert {span["version"] for span in found["weight_versions"]} == {"2"}
+            found = await meta(request_name("carl"))
+            assert (found["adapter"], found["weight_version"], found["adapter_sha256"]) == (BASE, "0", None)
+            assert (await meta(BASE))["weight_version"] == BASE
+            assert (await meta(candidate))["weight_version"] == "9"
+            assert json.loads((tmp_path / "vllm" / candidate / "adapter_config.json").read_text()) == {"r": 9}
+            # Of two places the least recently used leaves, with its files.
+            assert (await meta(request_name("bert")))["adapter"] == bert
+            assert not (tmp_path / "vllm" / anna).exists()
+            listed = [model["id"] for model in (await here.http.get("/v1/models")).json()["data"]]
+            assert listed == ["policy", candidate, bert]
+            folder_of(people_folder(run_of.folder), anna).joinpath(people.WEIGHTS).write_bytes(b"spoiled")
+            found = await meta(request_name("anna"))
+            assert (found["adapter"], found["adapter_fallback"]["adapter"]) == (older, anna)
+            for wanted, words in (
+                (None, "person-MARK"),
+                ("mine", "no adapter has the name"),
+                ([older], "of one adapter"),
+            ):
+                refused = await here.post("/generate", input_ids=[5, 6], lora_path=wanted)
+                assert (refused.status_code, words in refused.text) == (400, True), refused.text
+            folder_of(people_folder(run_of.folder), older).joinpath(people.WEIGHTS).unlink()
+            people.forget(run_of.folder, mark_of("bert"))
+            run_of.publish("dora", 1)
+            await meta(request_name("dora"))
+            assert not (tmp_path / "vllm" / bert).exists(), "who was forgotten leaves"
+            assert (await meta(request_name("bert")))["adapter"] == BASE
+
+    asyncio.run(run())
+
+
+def test_an_adapter_in_use_stays_and_a_version_that_vllm_refuses_is_a_503(tmp_path: Path) -> None:
+    run_of = Run(tmp_path / "run")
+    anna, bert = run_of.publish("anna", 1), run_of.publish("bert", 1)
+
+    async def run() -> None:
+        shelf = (people_folder(run_of.folder), 1)
+        async with served(tmp_path / "vllm", adapters=True, people=shelf) as here:
+            here.vllm.open.clear()
+            body = {"input_ids": [5, 6]}
+            first = asyncio.create_task(here.post("/generate", **body, lora_path=request_name("anna")))
+            await here.vllm.until(lambda: bool(here.vllm.running))
+            second = asyncio.create_task(here.post("/generate", **body, lora_path=request_name("bert")))
+            refused = await here.post("/unload_lora_adapter", lora_name=anna)
+            assert (refused.status_code, "requests use it" in refused.text) == (400, True)
+            assert len(here.vllm.requests) == 1
+            here.vllm.open.set()
+            assert [(await task).json()["meta_info"]["adapter"] for task in (first, second)] == [anna, bert]
+            here.vllm.adapters.add(run_of.publish("carl", 1))  # so that it refuses to load it
+            answer = await here.post("/generate", **body, lora_path=request_name("carl"), stream=True)
+            assert (answer.status_code, "the engine refuses it" in answer.text) == (503, True), answer.text
 
     asyncio.run(run())

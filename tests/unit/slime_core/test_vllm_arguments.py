@@ -56,6 +56,19 @@ def test_a_policys_engine_has_room_for_its_adapters(base: list[str]) -> None:
     assert "--adapters" not in judge
 
 
+def test_an_engine_of_many_people_holds_as_many_adapters_as_sglangs(base: list[str]) -> None:
+    words = [*base, *VLLM, "--use-lora", "--adapter-per-person"]
+    command = server_command(parse_args(words), POLICY, port=5, cpu=True)
+    given = options(command)
+    assert (given["--max-loras"], given["--max-cpu-loras"]) == ("33", "129"), "the adapter of zeros has a place, too"
+    assert command[command.index("--held-adapters") + 1] == "128"
+    assert command[command.index("--people") + 1].endswith("/people")
+    few = parse_args([*words, "--sglang-max-loras-per-batch", "6", "--sglang-max-loaded-loras", "3"])
+    given = options(server_command(few, POLICY, port=5, cpu=True))
+    assert (given["--max-loras"], given["--max-cpu-loras"]) == ("6", "6")
+    assert "--people" not in server_command(few, EngineSpec("prm", 0, 1), port=5, cpu=True)
+
+
 def test_updates_in_place_need_an_engine_without_prefix_cache(
     base: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -74,7 +87,7 @@ def test_updates_in_place_need_an_engine_without_prefix_cache(
         ("--update-weight-mode delta", "--update-weight-mode delta"),
         ("--update-weight-transport shared", "--update-weight-transport shared"),
         ("--check-weight-update-equal", "--check-weight-update-equal"),
-        ("--use-lora --adapter-per-person", "--adapter-per-person"),
+        ("--use-lora --sglang-max-loaded-loras 9", "--sglang-max-loaded-loras"),
         ("--rollout-num-gpus 2 --canary-engine", "--canary-engine"),
         ("--rollout-top-p 0.9", "--rollout-top-p 0.9"),
         ("--rollout-top-k 5", "--rollout-top-k 5"),

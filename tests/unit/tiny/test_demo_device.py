@@ -10,6 +10,7 @@ import pytest
 
 from lab import demo
 from lab.tiny_demo import options as tiny_options
+from lab.tiny_demo.planned import refuse_bad_plan
 from openclaw.launch.methods import methods_of
 from openclaw.launch.plan import Recipe
 from openclaw.launch.profiles import PROFILES, TINY_CPU, TINY_GPU
@@ -65,6 +66,13 @@ def test_the_console_names_the_device(
     options = demo.parse(["--device", device, "--run-dir", str(tmp_path / "run")])
     assert demo.prepare(options) == tmp_path
     assert f"on this machine's {names}" in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_demo_takes_the_other_engine(tmp_path: Path) -> None:
+    engine = ["--backend", "vllm", "--vllm-python", sys.executable]
+    settings = demo.settings_of(demo.parse(["--device", "cpu", "--run-dir", str(tmp_path / "run"), *engine]))
+    refuse_bad_plan(settings, [])
+    assert settings.launcher_words[-4:] == engine
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -53,7 +53,8 @@ CPU_OPTIONS: dict[str, object] = {
 NF4_OPTIONS: dict[str, object] = {"quantization": "bitsandbytes", "load_format": "bitsandbytes"}
 """Options of a policy engine that serves an NF4 base (`slime.backends.sglang_utils.quantised_base`)."""
 
-PEOPLE_OPTIONS: dict[str, object] = {"max_loras_per_batch": 33, "lora_drain_wait_threshold": 1.0}
+IN_BATCH_PEOPLE = 33
+PEOPLE_OPTIONS: dict[str, object] = {"max_loras_per_batch": IN_BATCH_PEOPLE, "lora_drain_wait_threshold": 1.0}
 """Defaults of a policy engine that serves each person's adapter: how many versions, the base among them, a batch may have, and
 after how many seconds a request that waits for a place in the batch gets the next free one (log/adapters.md)."""
 HELD_PEOPLE = 128

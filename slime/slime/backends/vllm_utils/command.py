@@ -15,14 +15,17 @@ from pathlib import Path
 from slime.args import Arguments
 from slime.arguments.placement import EngineSpec, tensor_parallel_size
 from slime.arguments.vllm import FIXED_ON_CPU, MAX_RANKS, OPTIONS, installed_packages
-from slime.backends.sglang_utils.server_args import command_line, model_path
+from slime.backends.sglang_utils.server_args import HELD_PEOPLE, IN_BATCH_PEOPLE, command_line, model_path
 from slime.backends.vllm_utils.worker import WeightLoading
+from slime.weight_sync.people import people_folder
 
 SERVER_MODULE = "slime.backends.vllm_utils.server"
 BEHIND = "--"
 """Ends the translator's own options; the words after it are vLLM's."""
 ADAPTERS_IN_BATCH, ADAPTERS_HELD = 4, 8
 """Adapters that a batch may have, the one of zeros among them, and those that vLLM keeps in main memory. It reads others again."""
+OF_PEOPLE = {"sglang_max_loras_per_batch": IN_BATCH_PEOPLE, "sglang_max_loaded_loras": HELD_PEOPLE}
+"""The same with an adapter per person: arguments, and their defaults."""
 CPU_OPTIONS: dict[str, object] = {"dtype": "float32", "enforce_eager": True}
 CPU_VARIABLES = {
     "VLLM_TARGET_DEVICE": "cpu",
@@ -36,6 +39,10 @@ CPU_VARIABLES = {
 def server_command(args: Arguments, spec: EngineSpec, *, port: int, cpu: bool) -> list[str]:
     """Return the command of the translator, which starts vLLM with the words after ``--``."""
     adapters = spec.role == "policy" and args.update_weight_mode == "adapter"
+    people = spec.role == "policy" and args.adapter_per_person
+    in_batch, held = ADAPTERS_IN_BATCH, ADAPTERS_HELD
+    if people:
+        in_batch, held = (int(getattr(args, name) or default) for name, default in OF_PEOPLE.items())
     ranks = 1 if cpu else tensor_parallel_size(args, spec.num_gpus)
     model = model_path(args, spec.role)
     options: dict[str, object] = dict(CPU_OPTIONS) if cpu else {}
@@ -50,8 +57,9 @@ def server_command(args: Arguments, spec: EngineSpec, *, port: int, cpu: bool) -
         options |= {
             "enable_lora": True,
             "max_lora_rank": next(rank for rank in MAX_RANKS if rank >= args.lora_rank),
-            "max_loras": ADAPTERS_IN_BATCH,
-            "max_cpu_loras": ADAPTERS_HELD,
+            "max_loras": in_batch,
+            # The shelf does not count the one of zeros.
+            "max_cpu_loras": max(in_batch, held + 1) if people else held,
             # Otherwise vLLM wraps the output layer, and a scored prompt beside other requests ends it (log/vllm.md).
             "lora_target_modules": args.lora_target_modules,
         }
@@ -72,6 +80,8 @@ def server_command(args: Arguments, spec: EngineSpec, *, port: int, cpu: bool) -
     own: dict[str, object] = {"host": spec.host, "port": port, "model": model, "ranks": ranks}
     if adapters:
         own["adapters"] = args.lora_target_modules
+    if people:
+        own |= {"people": str(people_folder(args.run_dir).absolute()), "held_adapters": held}
     vllm = [args.vllm_python or sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
     return [
         *(sys.executable, "-m", SERVER_MODULE),

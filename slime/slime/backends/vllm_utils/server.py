@@ -26,7 +26,7 @@ import uvicorn
 
 from groundwork.cleanup import entrust_path, start_janitor
 from groundwork.process import watch_lifeline
-from slime.backends.sglang_utils.server_hooks import HOLD
+from slime.backends.sglang_utils.server_hooks import HELD_ADAPTERS, HOLD, PEOPLE
 from slime.backends.vllm_utils.command import BEHIND
 from slime.backends.vllm_utils.translator import Translator, write_adapter
 from slime.exceptions import EngineError
@@ -107,7 +107,10 @@ async def serve(
             base = folder / "zeros"
             zero_adapter(Path(options.model), options.adapters, base)
         async with httpx.AsyncClient(transport=transport, base_url="http://vllm", timeout=timeout) as client:
-            routes = Translator(client, folder, model=options.model, ranks=options.ranks, adapters=bool(base))
+            people = (Path(options.people), options.held_adapters) if options.people else None
+            routes = Translator(
+                client, folder, model=options.model, ranks=options.ranks, adapters=bool(base), people=people
+            )
             config = uvicorn.Config(routes.app(), log_level="warning", ws="none", timeout_graceful_shutdown=1)
             server = uvicorn.Server(config)
             beginning = asyncio.create_task(begin(routes, base, janitor, vllm, hold=hold))
@@ -145,6 +148,8 @@ def main(words: Sequence[str] | None = None) -> int:
     for option in ("--port", "--ranks"):
         parser.add_argument(option, type=int, required=True)
     parser.add_argument("--adapters", nargs="+", default=[])
+    parser.add_argument(PEOPLE)
+    parser.add_argument(HELD_ADAPTERS, type=int)
     options = parser.parse_args(words[:place])
     # A port that is taken ends the process here, before vLLM holds memory.
     listening = uvicorn.Config("", host=options.host, port=options.port, log_level="warning").bind_socket()

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from slime.backends.sglang_utils.server_hooks import DIGEST
 from slime.exceptions import UntranslatableError
 
 PARAMETERS = {
@@ -230,13 +231,15 @@ class Weights:
 
     Attributes:
         pinned: the version of the adapter that the request keeps; None: whole weights, which an update changes.
-        digest: SHA-256 of the message that brought the adapter.
+        digest: SHA-256 of what brought the adapter.
         now: returns the version of the whole weights at the moment.
+        more: what else an answer's ``meta_info`` says.
     """
 
     now: Callable[[], str]
     pinned: str | None = None
     digest: str | None = None
+    more: Mapping[str, Any] = field(default_factory=dict)
 
     def spans(self, sent: Sequence[Mapping[str, Any]] | None, count: int) -> list[dict[str, Any]]:
         """Return the version of each stretch of ``count`` tokens, by the spans that vLLM ``sent``.
@@ -315,7 +318,8 @@ class Reply:
             spans = meta["weight_versions"] = self._weights.spans(choice.get("weight_versions"), self._count)
             meta["weight_version"] = spans[-1]["version"] if spans else meta["weight_version"]
         if self._weights.pinned is not None:
-            meta["adapter_sha256"] = self._weights.digest
+            meta[DIGEST] = self._weights.digest
+        meta |= self._weights.more
         if self._asked.logprobs:
             entries = (choice.get("logprobs") or {}).get("content") or []
             found = [_entry(entry) for entry in entries]

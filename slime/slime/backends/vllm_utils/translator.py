@@ -6,6 +6,7 @@ Guarantees:
 * With adapters, a request keeps the one it was admitted with: the one it names, or the newest of the version that the actor told
   last. So no reply mixes versions. A request for the base model gets an adapter of zeros: vLLM's CPU kernels give a request without
   an adapter that of another request in the same batch (log/vllm.md).
+* With an adapter per person, `slime.weight_sync.shelf` says which version answers, and which ones vLLM holds.
 * With whole weights, vLLM's own spans say which version sampled each token. An event before the last one names the version at the
   moment when it was read.
 * Leaving a request early aborts it in vLLM. A reply that breaks off in vLLM breaks off here, too.
@@ -37,11 +38,13 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from slime.backends.sglang_utils.server_hooks import IN_USE
 from slime.backends.vllm_utils.translation import REQUEST_ID, Asked, Reply, Weights, parts_of, to_vllm
-from slime.exceptions import EngineError, UntranslatableError
+from slime.exceptions import EngineError, PeopleError, UntranslatableError
 from slime.weight_sync import BASE, adapter_version
+from slime.weight_sync.shelf import ADAPTER, FALLBACK, UNNAMED, Files, RefusedRequestError, Shelf
 
 GENERATE = "/inference/v1/generate"
 ABSENT = "does not exist"
@@ -112,7 +115,16 @@ async def sse_bodies(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 class Translator:
     """The routes; see the module."""
 
-    def __init__(self, client: httpx.AsyncClient, folder: Path, *, model: str, ranks: int, adapters: bool) -> None:
+    def __init__(
+        self,
+        client: httpx.AsyncClient,
+        folder: Path,
+        *,
+        model: str,
+        ranks: int,
+        adapters: bool,
+        people: tuple[Path, int] | None = None,
+    ) -> None:
         """Create the routes.
 
         Args:
@@ -121,9 +133,11 @@ class Translator:
             model: what the server serves.
             ranks: its tensor-parallel ranks.
             adapters: whether it serves adapters.
+            people: the folder of everybody's adapters and how many it holds, if each person has one.
         """
         self._client, self._folder = client, folder
         self._model, self._ranks, self._adapters = model, ranks, adapters
+        self._shelf = None if people is None else Shelf(self, *people)
         self.version = DEFAULT_VERSION
         self._digests: dict[str, str] = {}
         self._newest: str | None = None
@@ -154,7 +168,7 @@ class Translator:
                 "backend": "vllm",
             },
             "/v1/loads": lambda: {"loads": [{"num_running_reqs": len(self._running), "num_waiting_reqs": 0}]},
-            "/v1/models": lambda: {"object": "list", "data": [{"id": name} for name in (self._model, *self._digests)]},
+            "/v1/models": lambda: {"object": "list", "data": [{"id": name} for name in self._names()]},
         }
         return Starlette(
             routes=[
@@ -196,6 +210,8 @@ class Translator:
             return _refusal(400, f"the body is not JSON ({error}); send a JSON object with 'input_ids'")
         except UntranslatableError as error:
             return _refusal(400, str(error))
+        except RefusedRequestError as error:
+            return _refusal(error.status_code, str(error))
         except httpx.TransportError as error:
             return _refusal(503, f"vLLM does not answer: {error!r}")
 
@@ -217,30 +233,49 @@ class Translator:
     async def _answered(self, asked: Asked) -> Response:
         name, weights = await self._admit(asked)
         self._running.add(asked.name)
-        if name is not None:
-            self._users[name] += 1
-        streams = False
+        whole, streams = False, False
         try:
             body = asked.body if name is None else {**asked.body, "model": name}
             sent = self._client.build_request(
                 "POST", GENERATE, content=_written(body), headers={"content-type": "application/json"}
             )
             answer = await self._client.send(sent, stream=True)
-            try:
-                if answer.status_code != 200 or not asked.stream:
-                    return _whole(answer.status_code, await answer.aread(), Reply(asked, weights))
+            if answer.status_code == 200 and asked.stream:
                 streams = True
-                events = self._events(answer, asked, name, Reply(asked, weights))
-                return StreamingResponse(events, media_type="text/event-stream")
+                return _Events(answer, Reply(asked, weights), lambda whole: self._ended(asked.name, name, whole=whole))
+            try:
+                content = await answer.aread()
             finally:
-                if not streams:
-                    await answer.aclose()
+                await answer.aclose()
+            whole = True
+            return _whole(answer.status_code, content, Reply(asked, weights))
         finally:
             if not streams:
-                self._ended(asked, name)
+                await self._ended(asked.name, name, whole=whole)
 
     async def _admit(self, asked: Asked) -> tuple[str | None, Weights]:
-        """Return vLLM's name of the model that answers, None for its only one, and the version of what it says."""
+        """Return vLLM's name of the model that answers, None for its only one, and the version of what it says.
+
+        An adapter stays until the request has `_ended`.
+        """
+        if self._shelf is not None:
+            return await self._admit_person(asked, self._shelf)
+        name, weights = await self._admit_newest(asked)
+        if name is not None:
+            self._users[name] += 1
+        return name, weights
+
+    async def _admit_person(self, asked: Asked, shelf: Shelf) -> tuple[str, Weights]:
+        if not asked.adapter:
+            raise UntranslatableError(UNNAMED)
+        await self._open.wait()
+        taken = await shelf.take(asked.adapter)
+        more: dict[str, Any] = {ADAPTER: taken.name or BASE}
+        if taken.fallback is not None:
+            more[FALLBACK] = taken.fallback
+        return taken.name or BASE, Weights(lambda: self.version, taken.version, taken.sha256, more)
+
+    async def _admit_newest(self, asked: Asked) -> tuple[str | None, Weights]:
         now = Weights(lambda: self.version)
         if not self._adapters:
             if asked.adapter is not None:
@@ -260,25 +295,18 @@ class Translator:
             lambda: self.version, BASE if name == BASE else adapter_version(name) or name, self._digests.get(name)
         )
 
-    async def _events(
-        self, answer: httpx.Response, asked: Asked, name: str | None, reply: Reply
-    ) -> AsyncIterator[bytes]:
-        try:
-            async for body in sse_bodies(answer.aiter_raw()):
-                event = _event(body, reply)
-                if event is not None:
-                    yield b"data: " + event + b"\n\n"
-            if (rest := reply.rest()) is not None:
-                yield b"data: " + orjson.dumps(rest) + b"\n\n"
-            yield b"data: [DONE]\n\n"
-        finally:
-            self._ended(asked, name)
-            await answer.aclose()
-
-    def _ended(self, asked: Asked, name: str | None) -> None:
-        self._running.discard(asked.name)
-        if name is not None:
+    async def _ended(self, request: str, name: str | None, *, whole: bool) -> None:
+        """Let the adapter ``name`` go; of a request that has no ``whole`` answer vLLM hears before, because it reads the files late."""
+        self._running.discard(request)
+        if name is None:
+            return
+        if not whole:
+            with contextlib.suppress(EngineError, httpx.TransportError):
+                await self._told("/abort_requests", {"request_ids": [request]})
+        if self._shelf is None:
             self._users[name] -= 1
+        elif name != BASE:
+            self._shelf.give_back(name)
 
     async def _abort(self, body: Body) -> None:
         """Abort all requests, or those whose name begins with ``rid``; vLLM ends their answers with what they have."""
@@ -349,6 +377,31 @@ class Translator:
             tensors = base64.b64decode(body.need("safetensors", str), validate=True)
         except (binascii.Error, ValueError):
             body.refuse("safetensors", "the file in base64")
+        await self._give(name, config, tensors)
+        self._digests[name] = digest
+
+    async def _unload(self, body: Body) -> None:
+        name = body.need("lora_name", str)
+        if name not in self._names()[1:]:
+            raise EngineError(f"adapter {name} {ABSENT}")
+        if self._users[name] or (self._shelf is not None and self._shelf.in_use(name)):
+            raise EngineError(f"adapter {name}: {IN_USE}")
+        digest = self._digests.pop(name, None)  # no request takes it any more
+        if self._shelf is not None:
+            self._shelf.gone(name)
+        try:
+            await self._take_away(name)
+        except EngineError:
+            if digest is not None:
+                self._digests[name] = digest
+            raise
+
+    def _names(self) -> list[str]:
+        """Return what vLLM serves: its model, then the adapters."""
+        return [self._model, *self._digests, *(self._shelf.held if self._shelf is not None else ())]
+
+    async def _give(self, name: str, config: Mapping[str, Any], tensors: bytes) -> None:
+        """Let vLLM load an adapter from files of its own."""
         folder = self._folder / name
         try:
             write_adapter(folder, config, tensors)
@@ -359,21 +412,35 @@ class Translator:
         except EngineError:
             shutil.rmtree(folder)
             raise
-        self._digests[name] = digest
 
-    async def _unload(self, body: Body) -> None:
-        name = body.need("lora_name", str)
-        if name not in self._digests:
-            raise EngineError(f"adapter {name} {ABSENT}")
-        if self._users[name]:
-            raise EngineError(f"adapter {name}: {IN_USE}")
-        digest = self._digests.pop(name)  # no request takes it any more
-        try:
-            await self._told("/v1/unload_lora_adapter", {"lora_name": name})
-        except EngineError:
-            self._digests[name] = digest
-            raise
+    async def _take_away(self, name: str) -> None:
+        await self._told("/v1/unload_lora_adapter", {"lora_name": name})
         shutil.rmtree(self._folder / name)
+
+    # A `slime.weight_sync.shelf.Holder`
+
+    def paused(self) -> bool:
+        """Return whether requests are held."""
+        return not self._open.is_set()
+
+    def running(self, name: str) -> int:
+        """Return 0: the shelf itself counts every request."""
+        return 0
+
+    async def load(self, name: str, files: Files) -> None:
+        """Load a person's version."""
+        try:
+            await self._give(name, files.config, files.content)
+        except (EngineError, OSError) as error:
+            raise PeopleError(f"the engine refuses it: {error}") from error
+
+    async def unload(self, name: str) -> str | None:
+        """Unload a person's version; return why vLLM does not, None if it did."""
+        try:
+            await self._take_away(name)
+        except (EngineError, httpx.TransportError) as error:
+            return str(error)
+        return None
 
     async def _told(self, path: str, body: Mapping[str, Any] | None = None) -> str:
         """POST to vLLM and return its answer.
@@ -408,6 +475,35 @@ def write_adapter(folder: Path, config: Mapping[str, Any], tensors: bytes) -> No
     folder.mkdir(parents=True)
     (folder / "adapter_config.json").write_bytes(content)
     (folder / "adapter_model.safetensors").write_bytes(tensors)
+
+
+class _Events(StreamingResponse):
+    """A reply as a stream. It ends its request however it ends, also if the client left before the first event."""
+
+    def __init__(self, answer: httpx.Response, reply: Reply, ended: Callable[[bool], Awaitable[None]]) -> None:
+        self._answer, self._reply, self._ended = answer, reply, ended
+        self._whole = False
+        super().__init__(self._translated(), media_type="text/event-stream")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the events."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            try:
+                await self._answer.aclose()
+            finally:
+                await self._ended(self._whole)
+
+    async def _translated(self) -> AsyncIterator[bytes]:
+        async for body in sse_bodies(self._answer.aiter_raw()):
+            event = _event(body, self._reply)
+            if event is not None:
+                yield b"data: " + event + b"\n\n"
+        self._whole = True
+        if (rest := self._reply.rest()) is not None:
+            yield b"data: " + orjson.dumps(rest) + b"\n\n"
+        yield b"data: [DONE]\n\n"
 
 
 def _event(body: bytes, reply: Reply) -> bytes | None:
