@@ -372,6 +372,7 @@ def test_the_process_knows_the_folder_of_everybodys_adapters(tmp_path: Path, mon
         raise RuntimeError("seen")
 
     monkeypatch.setattr(server, "Translator", routes)
+    monkeypatch.setattr("tempfile.mkdtemp", lambda prefix: str(tmp_path))
     monkeypatch.setattr(server, "start_janitor", lambda folder, detached: None)
     own = ["--host", "127.0.0.1", "--port", "0", "--model", str(tmp_path), "--ranks", "1", "--adapters", "q_proj"]
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as vllm:
