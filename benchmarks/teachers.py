@@ -34,7 +34,7 @@ SCRIPT = REPOSITORY / "openclaw-opd" / "run_tiny_cpu.sh"
 METHOD = REPOSITORY / "lab" / "every_turn"
 UNCHANGED = "unchanged/same"
 ARMS = ("liked/same", "liked/other", "random/same", UNCHANGED)
-UPDATES = 24
+UPDATES = 16
 SUMMARY = ("rule_rate_before", "rule_rate_after", "right_number_rate_before", "right_number_rate_after")
 
 
@@ -130,7 +130,7 @@ def main() -> None:
     parser.add_argument("--arms", type=arms, default=[*ARMS], help=f"of {', '.join(ARMS)} (default: all)")
     parser.add_argument("--seeds", default="0", help="comma-separated (default: %(default)s)")
     parser.add_argument("--updates", type=int, default=UPDATES, help="optimizer steps per run (default: %(default)s)")
-    parser.add_argument("--heldout", type=int, default=256, help="held-out problems (default: %(default)s)")
+    parser.add_argument("--heldout", type=int, default=128, help="held-out problems (default: %(default)s)")
     parser.add_argument(
         "--teachers", type=Path, default=None, help="folder that keeps the teachers (default: they are built anew)"
     )
