@@ -21,8 +21,11 @@ from lab.testkit import tiny_random
 from tests.helpers.sandboxes import sandbox
 
 LONGEST_FIRST = (
+    "test_vllm_live",
+    "test_tinker_backend",
     "test_gate_kills",
     "test_people_kills",
+    "test_tinker_server",
     "test_demo_cpu",
     "test_gui_browser",
     "test_canary_live",

@@ -193,7 +193,7 @@ def test_a_killed_rank_and_a_killed_engine_are_replaced(server: TinkerServer, se
         step(client, sentence(number))
         step(twin, sentence(number))
     titles = {process.pid: " ".join(process.cmdline()) for process in server.children()}
-    [rank] = [pid for pid, title in titles.items() if "ClientRank" in title]
+    rank = min(pid for pid, title in titles.items() if "ClientRank" in title)
     engine = min(pid for pid, title in titles.items() if "slime.backends.sglang_utils.server" in title)
     os.kill(rank, signal.SIGKILL)
     os.kill(engine, signal.SIGKILL)
