@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import threading
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -221,10 +223,20 @@ def test_the_program_of_the_page_works(server: TinkerServer, monkeypatch: pytest
     )
     monkeypatch.setenv("TINKER_BASE_URL", server.url)
     monkeypatch.setenv("TINKER_API_KEY", KEY)
-    found: dict[str, Any] = {}
+
+    def usage() -> dict[str, int]:
+        with urllib.request.urlopen(f"{server.url}/v1/usage") as answer:
+            return json.load(answer)["total"]
+
+    before, found = usage(), dict[str, Any]()
     exec(program, found)
     assert found["passed"].result().metrics["loss:sum"] > 0
+    scores = found["sampler"].compute_logprobs(types.ModelInput.from_ints(found["ids"])).result()
     found["service"].close("success").result()
+    assert len(scores) == len(found["ids"])
+    spent = {name: count - before[name] for name, count in usage().items()}
+    assert (spent["trained_tokens"], spent["sampled_tokens"]) == (len(found["ids"]) - 1, 1)
+    assert spent["prefill_tokens"] + spent["cached_tokens"] == len(found["ids"])
 
 
 def test_what_is_not_offered_is_said_and_the_program_goes_on(service: Any) -> None:
