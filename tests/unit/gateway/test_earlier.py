@@ -358,7 +358,7 @@ async def led(kept: Kept) -> AsyncIterator[tuple[Lead, EarlierVersions]]:
     """The leading process's side of a channel, and the earlier versions as a worker has them."""
     none: Any = None
     service: Any = SimpleNamespace(earlier=kept, sessions=none, commands=none, engine=none, limits=none)
-    service.sessions = service.commands = SimpleNamespace(undelivered=none, answer=none)
+    service.sessions = service.commands = SimpleNamespace(undelivered=none, spent_later=none, answer=none)
     service.engine = SimpleNamespace(cache_keys=SimpleNamespace(of=none))
     lead = Lead(service, none, Keyring(None, None))
     ours, theirs = socket.socketpair()
