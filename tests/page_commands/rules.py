@@ -53,6 +53,7 @@ _TOOLS = r"slime/tools/\w+\.py|terminal-rl/(data_utils/\w+|router_server)\.py|op
 _PROGRAMS = r"slime/(train|train_async|eval_only)\.py --|openclaw-test/personal_run\.py|-m openclaw\.(launch|server) -|openclaw-combine/serve_model\.py|openclaw-(tinker|fireworks)/run\.py"
 RULES = (
     Rule(Kind.ELSEWHERE, r"curl \S+/v1/me/adapter ", "needs a server with an adapter for each person; tests/unit/gateway/test_own_adapter.py asks one"),
+    Rule(Kind.ELSEWHERE, r"curl http://127\.0\.0\.1:8010/v1/usage ", "needs a server of the Tinker interface; tests/unit/tinker/test_app.py asks one"),
     Rule(Kind.SERVER, r"curl |(.* \| )?openclaw-rl chat\b|python -m openclaw_combine\.test_rollout ", "asks a gateway"),
     Rule(Kind.RUN, r"cd \S+$|(source|export|umask|printf) ", "the shell's state, and files of a few bytes"),
     Rule(Kind.RUN, r"python -m openclaw\.replay ", "reads a ledger"),
