@@ -131,8 +131,7 @@ class UsageDesk:
         if not (quotas := self.quotas_of(key)):
             return None
         used = await asyncio.to_thread(self._today, owner_of_key(key))
-        found = quota_of(quotas, used, day_of(self._clock()))
-        return None if found is None else found | {"ends_in": self._seconds_left()}
+        return quota_of(quotas, used, day_of(self._clock())) | {"ends_in": self._seconds_left()}
 
     def _today(self, owner: str) -> Tokens:
         try:

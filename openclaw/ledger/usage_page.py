@@ -58,8 +58,6 @@ def total(counted: Sequence[OwnersDay]) -> Tokens:
     return sum((row.tokens for row in counted), Tokens())
 
 
-def quota_of(quotas: Mapping[str, int], used: Tokens, day: str) -> dict[str, Any] | None:
-    """Return what a key may use on a day and has used; None without a quota."""
-    if not quotas:
-        return None
+def quota_of(quotas: Mapping[str, int], used: Tokens, day: str) -> dict[str, Any]:
+    """Return what a key with ``quotas`` may use on a day and has used."""
     return {"day": day, **{kind: {"most": most, "used": getattr(used, kind)} for kind, most in quotas.items()}}

@@ -309,9 +309,14 @@ class Desk:
         repeated = _changes(command)
         model.bytes += len(command.body or b"") if repeated else 0
         self._log.finish(
-            *(command, outcome.result),
-            **{"facts": outcome.facts, "kept": outcome.kept, "repeated": repeated},
-            **{"spent": outcome.spent, "with_loss": outcome.with_loss, "gradient": outcome.gradient},
+            command,
+            outcome.result,
+            facts=outcome.facts,
+            kept=outcome.kept,
+            repeated=repeated,
+            spent=outcome.spent,
+            with_loss=outcome.with_loss,
+            gradient=outcome.gradient,
         )
         self.on_done(command.id)
         if outcome.snapshot or model.steps >= self.offer.snapshot_steps or model.bytes > SNAPSHOT_BYTES:

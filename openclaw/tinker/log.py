@@ -17,7 +17,7 @@ import json
 import sqlite3
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
@@ -369,7 +369,7 @@ class CommandLog:
     ) -> None:
         owner, owed = connection.execute("SELECT owner, owed FROM client_models WHERE id = ?", (model,)).fetchone()
         if gradient == "used":
-            spent = replace(spent, trained=spent.trained + owed)
+            spent += Tokens(trained=owed)
         now_owed = (0 if gradient is not None else owed) + with_loss
         if now_owed != owed:
             connection.execute("UPDATE client_models SET owed = ? WHERE id = ?", (now_owed, model))

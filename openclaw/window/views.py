@@ -470,7 +470,9 @@ class Window:
             by_day[row.day] += row.tokens
             by_owner[row.owner] += row.tokens
         owners = sorted(by_owner.items(), key=lambda each: (-each[1].total, each[0]))
-        used = meters.total(day_of(now), owner_of_key(asked.name)) if asked.quotas else Tokens()
+        quota = None
+        if asked.quotas:
+            quota = quota_of(asked.quotas, meters.total(day_of(now), owner_of_key(asked.name)), day_of(now))
         return {
             **{"since": since, "until": until, "next": meters.day_before(since, asked.owner)},
             "days": [
@@ -482,7 +484,7 @@ class Window:
             ],
             "left_out": max(0, len(owners) - MOST_PEOPLE),
             "total": amounts(total(counted), asked.prices),
-            "quota": quota_of(asked.quotas, used, day_of(now)),
+            "quota": quota,
         }
 
     def _turn(self, record: TurnRecord, most: int, asked_by: Asked) -> Found:
