@@ -79,6 +79,8 @@ def test_train_crash_serve_stop_resume(repository: Path, tmp_path: Path, tiny_ra
     assert len([row for row in logged if "train/value_loss" in row]) == 3
 
     assert not reachable_from_outside(driver.family())
+    assert {each.nice() for each in driver.family()} == {psutil.Process().nice()}, "nobody is pushed aside"
+    assert not [title for title in map(title_of, driver.family()) if "dashboard.py" in title or "autoscaler" in title]
     sockets = {place.laddr for each in driver.family() for place in each.net_connections("unix") if place.laddr}
     (folder,) = {each for place in sockets for each in Path(str(place)).parents if each.name.startswith("slime-ray-")}
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700

@@ -42,6 +42,7 @@ from slime.ray.ray_start import (
     CPU_OBJECT_STORE_BYTES,
     EXTRA_CPUS,
     INSIDE,
+    RAY_SETTINGS,
     Part,
     answers,
     node_of_cluster,
@@ -137,6 +138,28 @@ def _on_loopback() -> Iterator[None]:
             os.environ[ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR] = variable
 
 
+@contextlib.contextmanager
+def _without_unused_services() -> Iterator[None]:
+    """Let a head that starts in this block have neither Ray's API server nor its autoscaler.
+
+    A run uses neither. Each is a process with seconds of imports, and a head waits for the first even without a dashboard.
+
+    Raises:
+        AttributeError: this Ray uses other names, so that a change is noticed.
+    """
+    from ray._private.node import Node
+
+    def start_nothing(self: Node, **_: Any) -> None:
+        """Stand in for a service's start."""
+
+    before = Node.start_api_server, Node.start_monitor
+    Node.start_api_server = Node.start_monitor = start_nothing
+    try:
+        yield
+    finally:
+        Node.start_api_server, Node.start_monitor = before
+
+
 def _start_local_head(folder: Path, *, num_gpus: int, cpu: bool) -> None:
     import ray
 
@@ -144,20 +167,21 @@ def _start_local_head(folder: Path, *, num_gpus: int, cpu: bool) -> None:
     os.environ.setdefault(TOKEN_VARIABLE, secrets.token_hex(32))
     logging.getLogger("ray._private.authentication.authentication_token_setup").setLevel(logging.ERROR)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    os.environ.setdefault("RAY_DISABLE_DOCKER_CPU_WARNING", "1")
-    ray.init(
-        address="local",
-        num_gpus=num_gpus,
-        num_cpus=num_gpus + EXTRA_CPUS,
-        object_store_memory=CPU_OBJECT_STORE_BYTES if cpu else None,
-        include_dashboard=False,
-        log_to_driver=True,
-        logging_level=logging.WARNING,
-        _temp_dir=str(folder),
-        # Start workers on demand, not one per logical CPU.
-        _system_config={"prestart_worker_first_driver": False},
-    )
+    for name, value in RAY_SETTINGS.items():
+        os.environ.setdefault(name, value)
+    with _without_unused_services():
+        ray.init(
+            address="local",
+            num_gpus=num_gpus,
+            num_cpus=num_gpus + EXTRA_CPUS,
+            object_store_memory=CPU_OBJECT_STORE_BYTES if cpu else None,
+            include_dashboard=False,
+            log_to_driver=True,
+            logging_level=logging.WARNING,
+            _temp_dir=str(folder),
+            # Start workers on demand, not one per logical CPU.
+            _system_config={"prestart_worker_first_driver": False},
+        )
 
 
 def of_run(args: Arguments) -> dict[str, str]:

@@ -27,7 +27,13 @@ from slime.arguments.cluster import missing_secret
 from slime.arguments.process_environment import NOSET
 from slime.exceptions import NodeError
 
-RAY_VARIABLES = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_DISABLE_DOCKER_CPU_WARNING": "1", NOSET: "0"}
+RAY_SETTINGS = {
+    **{"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_DISABLE_DOCKER_CPU_WARNING": "1"},
+    # Ray gives its workers niceness 15. Ours are the gateway, engines and trainer, which any other program would push aside.
+    "RAY_worker_niceness": "0",
+}
+"""Of every Ray that we start."""
+RAY_VARIABLES = RAY_SETTINGS | {NOSET: "0"}
 """Ray's settings on a machine, whatever its shell says."""
 EXTRA_CPUS = 16
 INSIDE = "r"
