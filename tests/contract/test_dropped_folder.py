@@ -199,6 +199,7 @@ def steps(
     return {"method": trained.result(), "task": played.result()}
 
 
+@pytest.mark.long
 @pytest.mark.timeout(RUN_SECONDS)
 def test_the_method_trains(steps: dict[str, list[dict[str, Any]]]) -> None:
     """Every reward is 0, so that nothing but the method's own teacher gives a gradient, by the profile's learning rate."""
@@ -207,6 +208,7 @@ def test_the_method_trains(steps: dict[str, list[dict[str, Any]]]) -> None:
     assert step["train/lr-pg_0"] == 3e-4
 
 
+@pytest.mark.long
 @pytest.mark.timeout(RUN_SECONDS)
 def test_the_task_trains(steps: dict[str, list[dict[str, Any]]]) -> None:
     [step] = steps["task"]

@@ -16,6 +16,8 @@ from lab.testkit.waiting import wait_until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 START_SECONDS = 300.0
+NAME = "tiny"
+"""By which programs ask for the model of the server that tests share."""
 
 
 class TinkerServer:
@@ -23,7 +25,7 @@ class TinkerServer:
 
     def __init__(self, model: Path, folder: Path, name: str, *flags: str) -> None:
         """Start nothing yet; ``name``: by which programs ask for ``model``."""
-        self._model, self._folder, self._name, self._flags = model, folder, name, flags
+        self.model, self._folder, self._name, self._flags = model, folder, name, flags
         self.port = find_available_port()
         self._starts = 0
 
@@ -36,10 +38,10 @@ class TinkerServer:
     def command(self) -> list[str]:
         """What starts it."""
         return [
-            *(sys.executable, "-m", "openclaw.tinker", "--device", "cpu", "--hf-checkpoint", str(self._model)),
+            *(sys.executable, "-m", "openclaw.tinker", "--device", "cpu", "--hf-checkpoint", str(self.model)),
             *("--run-dir", str(self._folder / "run"), "--lora-rank", "8", "--num-gpus", "2"),
             *("--actor-num-gpus-per-node", "1", "--rollout-num-gpus", "1", "--served-name", self._name),
-            *("--tokenizer-name", str(self._model), *self._flags),
+            *("--tokenizer-name", str(self.model), *self._flags),
         ]
 
     @property

@@ -1,7 +1,7 @@
-"""What integration tests share: one SGLang engine, and an order in which two processes end at about the same time.
+"""What integration tests share: an SGLang engine, a Tinker server, and an order in which two processes end at about the same time.
 
-A file's tests stay together; the files of `SHARED` stay in one process, because they use one engine, and those of `tests/gpu`,
-because they measure the memory of a whole GPU.
+A file's tests stay together; so do the files of one entry of `SHARED`, and those of `tests/gpu`, because they measure the memory
+of a whole GPU.
 """
 
 from __future__ import annotations
@@ -19,23 +19,28 @@ from agentrl.sandbox.bubblewrap import Bubblewrap
 from agentrl.sandbox.supervised import SupervisedSandbox
 from lab.testkit import tiny_random
 from tests.helpers.sandboxes import sandbox
+from tests.helpers.tinker_server import NAME, TinkerServer
 
 LONGEST_FIRST = (
     "test_vllm_live",
     "test_tinker_backend",
-    "test_gate_kills",
-    "test_people_kills",
-    "test_tinker_server",
     "test_demo_cpu",
-    "test_gui_browser",
-    "test_canary_live",
+    "test_tinker_server",
+    "test_tinker_methods",
+    "test_gateway_pictures",
     "test_whole_loop",
-    "test_example_method",
+    "test_certificate_live",
+    "test_adapters_live",
     "test_train_loop",
-    "test_openclaw_client",
-    "test_agent_learning",
-    "test_dropped_folder",
+    "test_tinker_cookbook",
     "test_offline_run",
+    "test_window_flow",
+    "test_openclaw_client",
+    "test_openclaw_harness",
+    "test_example_method",
+    "test_pace_live",
+    "test_page_commands",
+    "test_gui_browser",
     "test_engine_live",
     "test_gateway_live",
     "test_teacher_logprobs",
@@ -45,9 +50,13 @@ TEST_SECONDS = 600
 """A test may start an engine or a cluster, which takes a minute and more on a busy machine."""
 LONG_FILE_SECONDS = 20.0
 SHARED = {
-    *("test_engine_live", "test_gateway_live", "test_hybrid_live", "test_teacher_logprobs", "test_megatron_loop"),
-    *("test_agent_rollouts", "test_gateway_episodes", "test_cache_isolation"),
+    "engine": {
+        *("test_engine_live", "test_gateway_live", "test_hybrid_live", "test_teacher_logprobs", "test_megatron_loop"),
+        *("test_agent_rollouts", "test_gateway_episodes", "test_cache_isolation"),
+    },
+    "tinker": {"test_tinker_server", "test_tinker_methods"},
 }
+"""Files by what they share: ``engine`` and ``tinker_server``."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -69,13 +78,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class TogetherByEngine(LoadScopeScheduling):
-    """Gives a process one file after the other, and the files of `SHARED` as if they were one, and so those for a GPU."""
+    """Gives a process one file after the other, and the files of an entry of `SHARED` as if they were one, and so those for a GPU."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = Path(nodeid.partition("::")[0])
         if file.parent.name == "gpu":
             return "gpu"
-        return "engine" if file.stem in SHARED else str(file)
+        return next((shared for shared, files in SHARED.items() if file.stem in files), str(file))
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
@@ -117,6 +126,17 @@ def engine(tiny_random_model: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
     with live_engine(engine_arguments(tiny_random_model, tmp_path_factory.mktemp("engine"))) as engine:
         yield engine
+
+
+@pytest.fixture(scope="session")
+def tinker_server(tiny_random_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TinkerServer]:
+    """A server of the Tinker interface, in whose folder the model lies under its name, as on the hub."""
+    folder = tmp_path_factory.mktemp("tinker")
+    (folder / NAME).symlink_to(tiny_random_model)
+    started = TinkerServer(folder / NAME, folder, NAME, "--snapshot-steps", "3")
+    started.start()
+    yield started
+    assert started.stop() in (0, 128 + 15, -15), started.text()[-2000:]
 
 
 @pytest.fixture(scope="module")

@@ -69,13 +69,14 @@ async def test_the_environment_answers_as_the_traces_say(
         ledger.close()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("name", "judged"),
-    [("toolcall", True), pytest.param("gui_pictures", False, marks=[needs_browser, pytest.mark.long])],
+    [("toolcall", True), pytest.param("gui_pictures", False, marks=needs_browser)],
 )
 def test_a_short_run_reports_what_its_records_hold(name: str, judged: bool, repository: Path, tmp_path: Path) -> None:
-    """One with a judge and without a sandbox; in the long tests also one from screenshots, as `test_gui_run` has one."""
+    """One with a judge and without a sandbox, one from screenshots."""
     run_dir, report = tmp_path / "run", tmp_path / "report.json"
     words = ["--task", name, "--updates", UPDATES, "--prompts", PROMPTS, "--samples", SAMPLES]
     words += ["--process-reward"] * judged

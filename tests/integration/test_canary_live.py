@@ -28,8 +28,10 @@ from tests.helpers.driver import live_version
 TALKERS = 2
 TURNS = 7
 """More than the replies of all talkers' conversations, so that a trial stays open when no other conversation begins."""
+LOOK_SECONDS = 0.2
+"""A trial lasts many times as long, and a look costs an engine milliseconds."""
 SETTINGS = {
-    **{"NUM_GPUS": 4, "ROLLOUT_GPUS": 2, "GATE": 1, "GATE_CANARY": 0.5, "BATCH_SIZE": 8, "NUM_ROLLOUT": 1000},
+    **{"NUM_GPUS": 4, "ROLLOUT_GPUS": 2, "GATE": 1, "GATE_CANARY": 0.5, "BATCH_SIZE": 4, "NUM_ROLLOUT": 1000},
     **{"OPENCLAW_CANARY_TURNS": TURNS, "OPENCLAW_CANARY_SECONDS": 300, "OPENCLAW_CANARY_SLOWDOWN": 1000},
     # The gate's other checks accept everything, so that the engine's own answers decide.
     **{"OPENCLAW_GATE_DRIFT": 1000, "OPENCLAW_GATE_JUMP": 1000, "OPENCLAW_GATE_DEGENERATE": 1},
@@ -78,7 +80,7 @@ class Talkers(threading.Thread):
 
 
 class Versions(threading.Thread):
-    """Looks all the time which versions each engine says it has."""
+    """Looks again and again which versions each engine says it has."""
 
     def __init__(self, urls: list[str]) -> None:
         super().__init__(daemon=True)
@@ -87,7 +89,7 @@ class Versions(threading.Thread):
         self._urls = urls
 
     def run(self) -> None:
-        while not self.stops.wait(0.02):
+        while not self.stops.wait(LOOK_SECONDS):
             for url in self._urls:
                 version = live_version(url)
                 if version is not None and self.seen[url][-1:] != [version]:
@@ -107,6 +109,7 @@ def in_order(wanted: list[str], seen: list[str]) -> bool:
     return all(each in rest for each in wanted)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1200)
 def test_one_engine_is_first(repository: Path, tmp_path: Path) -> None:
     from lab.tiny_models.build import ensure_built
@@ -131,8 +134,6 @@ def test_one_engine_is_first(repository: Path, tmp_path: Path) -> None:
         versions = Versions(list(urls))
         versions.start()
         talkers.start()
-        says("step 0 ")
-
         share = talkers.open_trial()
         first, (other,) = share.url, urls - {share.url}
         served, healthy = str(int(share.version) - 1), share.version

@@ -32,6 +32,7 @@ def alone(model: Path, run_dir: Path) -> dict[str, torch.Tensor]:
         actor.shutdown()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_shared_run_trains_as_one_that_shares_nothing(
     repository: Path, tmp_path: Path, tiny_random_model: Path

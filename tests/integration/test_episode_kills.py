@@ -227,6 +227,7 @@ async def test_a_killed_gateway(short_path: Path, tiny_random_model: Path, monke
     check_ledger(servers, killed, collected(servers, short_path, monkeypatch))
 
 
+@pytest.mark.long
 async def test_a_killed_engine(
     short_path: Path, tmp_path: Path, tiny_random_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from lab.testkit import trainer
 from tests.helpers import gate_ranks
+from tests.helpers.long import long_but
 
 LORA = {"use_lora": True, "lora_dropout": 0.1, "adam_eps": 1e-4}
 """The dropout needs the random state of before, too."""
@@ -29,7 +30,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", long_but(CASES, "fsdp, 2 ranks", "megatron, 1 rank"))
 def test_a_refused_batch_leaves_no_bit_and_answers_are_those_of_hugging_face(
     name: str, tmp_path: Path, tiny_random_tied_model: Path
 ) -> None:

@@ -15,7 +15,7 @@ import pytest
 from slime.updates.rollback import asked_rollback
 from tests.helpers.gated_run import BATCH, SECONDS, GatedRun
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def is_asked_again(gated: GatedRun) -> None:
     ("in_probe", "in_push"),
     [
         pytest.param(["rank"], ["driver"], id="one each"),
-        pytest.param(["rank", "manager"], ["rank", "manager", "driver"], id="every", marks=pytest.mark.long),
+        pytest.param(["rank", "manager"], ["rank", "manager", "driver"], id="every"),
     ],
 )
 def test_probe_and_push(gated: GatedRun, in_probe: list[str], in_push: list[str]) -> None:
@@ -98,7 +98,6 @@ def test_probe_and_push(gated: GatedRun, in_probe: list[str], in_push: list[str]
     assert not gated.serves_weights_of(0)
 
 
-@pytest.mark.long
 def test_undoing(gated: GatedRun) -> None:
     """Batch 1 is refused; a person accepts it before the checkpoint without it is written, and the rank dies."""
     gated.refuse(True)
@@ -129,7 +128,6 @@ def test_undoing(gated: GatedRun) -> None:
     assert [each["version"] for each in listed if each["serves"]] == ["2"]
 
 
-@pytest.mark.long
 def test_rollback(gated: GatedRun) -> None:
     """Back to version 1, where the driver dies, and forward to 2, where rank, runtime and engine die; training goes on."""
     for rollout_id in (1, 2):

@@ -36,7 +36,7 @@ class TellingRank(RemotePolicy):
         return self.actor.told.remote()
 
 
-@pytest.mark.parametrize("foreign", [False, True])
+@pytest.mark.parametrize("foreign", [pytest.param(False, marks=pytest.mark.long), True])
 def test_each_rank_sees_the_gpu_that_ray_assigned(
     foreign: bool, monkeypatch: pytest.MonkeyPatch, repository: Path, tmp_path: Path
 ) -> None:

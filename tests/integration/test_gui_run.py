@@ -60,6 +60,7 @@ def pool(folder: Path) -> Iterator[str]:
         process.communicate(timeout=60)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_vision_model_trains_on_screens(repository: Path, tmp_path: Path) -> None:
     start, run_dir = tiny_vision.build(tmp_path / "model"), tmp_path / "run"

@@ -127,6 +127,7 @@ async def test_a_model_that_solves_the_task_is_rewarded(lending: Callable[..., A
     assert "Read-only file system" in third["output"]
 
 
+@pytest.mark.long
 async def test_an_issue_of_a_repository(lending: Callable[..., Any]) -> None:
     name = "swe/pages/train/2"
     script = [called("bash", command=f"git log --oneline; ls\n{swe_oracle(name)}"), SUBMIT]
@@ -140,6 +141,7 @@ async def test_an_issue_of_a_repository(lending: Callable[..., Any]) -> None:
     assert "README.md" in tool_results(chat.asked[-1])[0]["output"]
 
 
+@pytest.mark.long
 async def test_our_gateway_captures_a_run(lending: Callable[..., Any], tmp_path: Path) -> None:
     commands = [oracle(WORD), "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"]
 
@@ -172,6 +174,7 @@ async def test_a_model_that_does_nothing_has_failed(lending: Callable[..., Any])
     assert "Tool call error" in chat.asked[1]["messages"][-1]["content"]
 
 
+@pytest.mark.long
 async def test_a_model_that_never_stops_reaches_its_limit_of_steps(lending: Callable[..., Any]) -> None:
     async with scripted_chat([called("bash", command="true")]) as chat, lending(chat.url, step_limit=3) as pool:
         async with lent(pool) as each:
@@ -180,6 +183,7 @@ async def test_a_model_that_never_stops_reaches_its_limit_of_steps(lending: Call
     assert (len(chat.asked), step.truncated) == (3, False), step.observation.text
 
 
+@pytest.mark.long
 async def test_nothing_survives_the_time_limit(lending: Callable[..., Any], mark: str) -> None:
     script = [called("bash", command=FOREVER.format(mark=mark))]
     seen = False

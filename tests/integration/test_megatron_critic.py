@@ -106,6 +106,7 @@ def outcomes(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) 
     return dict(zip(plans, torch.load(file, weights_only=False), strict=True))
 
 
+@pytest.mark.long
 def test_a_resumed_run_is_bit_equal(outcomes) -> None:
     """Also one whose critic leaves the device before the rollout."""
     whole, stopped, resumed = (outcomes[name] for name in ("whole", "stopped", "resumed"))
@@ -117,6 +118,7 @@ def test_a_resumed_run_is_bit_equal(outcomes) -> None:
     assert resumed["metrics"][0]["train/value_loss"] == whole["metrics"][2]["train/value_loss"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("layout", ["pp 2", "dp 2"])
 def test_a_checkpoint_moves_to_other_ranks(outcomes, layout: str) -> None:
     found, whole = outcomes[layout], outcomes["whole"]
@@ -125,6 +127,7 @@ def test_a_checkpoint_moves_to_other_ranks(outcomes, layout: str) -> None:
     close(found["policy"], {name: value.double() for name, value in whole["policy"].items()})
 
 
+@pytest.mark.long
 def test_only_the_critic_learns_at_first_and_at_its_own_rate(outcomes) -> None:
     first, second, _ = outcomes["whole"]["metrics"]
     assert (first["rollout/values"], first["train/critic-lr-pg_0"]) == (0.0, 3e-3)
@@ -134,6 +137,7 @@ def test_only_the_critic_learns_at_first_and_at_its_own_rate(outcomes) -> None:
     assert (outcomes["whole"]["version"], outcomes["resumed"]["version"]) == (1, 2)
 
 
+@pytest.mark.long
 def test_in_bfloat16_it_learns_the_same(outcomes) -> None:
     found, whole = outcomes["bfloat16"], outcomes["whole"]
     losses = [[metrics["train/value_loss"] for metrics in run["metrics"]] for run in (found, whole)]
@@ -143,6 +147,7 @@ def test_in_bfloat16_it_learns_the_same(outcomes) -> None:
     assert float((head.float() - expected).norm()) < 0.3 * float(expected.norm())
 
 
+@pytest.mark.long
 def test_a_critic_starts_with_the_backbone_of_a_hugging_face_folder(outcomes, models: dict[str, Path]) -> None:
     from safetensors.torch import load_file
 

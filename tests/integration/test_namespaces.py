@@ -38,6 +38,7 @@ def why_not() -> str | None:
     return f"network namespaces are not permitted: {tried.stderr.strip()}" if tried.returncode else None
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_run_over_two_namespaces(
     repository: Path, tmp_path: Path, tiny_random_model: Path, monkeypatch: pytest.MonkeyPatch

@@ -197,6 +197,7 @@ async def test_what_openclaw_asks_of_the_model(place: Place) -> None:
     assert not [line for line in seen if "sk-episode" in line]
 
 
+@pytest.mark.long
 async def test_a_model_that_never_ends_is_ended_with_all_it_started(place: Place) -> None:
     mark = f"mark{secrets.token_hex(8)}"
     line = f"setsid bash -c 'exec -a {mark} sleep 3600' >/dev/null 2>&1 & sleep 0.1; echo started"
@@ -214,6 +215,7 @@ async def test_a_model_that_never_ends_is_ended_with_all_it_started(place: Place
     raise AssertionError("OpenClaw never came to a second request")
 
 
+@pytest.mark.long
 async def test_without_a_control_group_it_is_no_fault_of_the_agent(place: Place) -> None:
     provider = Bubblewrap()
     others = {name: path for name, path in provider.places.parents.items() if name != "memory"}
@@ -223,6 +225,7 @@ async def test_without_a_control_group_it_is_no_fault_of_the_agent(place: Place)
             await place.run(environment, await place.episode(http), PATIENT_S)
 
 
+@pytest.mark.long
 async def test_a_pool_lends_it_over_http(place: Place, tmp_path: Path) -> None:
     task = "shell/copy_file/train/3"
     path = min(generate(task).environment)

@@ -51,6 +51,7 @@ def in_newest_checkpoint(run_dir: Path) -> set[Path]:
     return {folder_of(people_folder(run_dir), name) for name in names}
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_kill_between_checkpoint_and_book_loses_nothing(
     repository: Path, tmp_path: Path, tiny_random_model: Path

@@ -200,6 +200,7 @@ def people(repository: Path, tmp_path: Path) -> Iterator[PeopleRun]:
             run.process.kill()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_nobodys_version_is_taken_back_by_a_kill(people: PeopleRun) -> None:
     started = time.monotonic()

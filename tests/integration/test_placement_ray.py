@@ -117,6 +117,7 @@ def test_roles_get_their_gpus_and_a_normal_end_leaves_nothing(repository: Path, 
     assert home_token.exists() == had_token
 
 
+@pytest.mark.long
 def test_a_killed_driver_leaves_nothing(repository: Path, tmp_path: Path) -> None:
     with driver_of(repository, tmp_path, "wait") as (driver, facts):
         driver.kill()

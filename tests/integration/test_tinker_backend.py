@@ -26,7 +26,7 @@ pytest.importorskip("tinker", reason="install the tinker extra")
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(1500)]
 
 KEY = "tml-never-to-be-written-down"
-UPDATES = 12
+UPDATES = 10
 STEP_SECONDS = 300.0
 
 
@@ -65,7 +65,7 @@ class Demo:
             "--updates",
             str(UPDATES),
         ]
-        command += ["--run-dir", str(self.folder), "--port", str(self.port), "--heldout", "128", *words]
+        command += ["--run-dir", str(self.folder), "--port", str(self.port), "--heldout", "64", *words]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 command, cwd=REPOSITORY, env=self._environment, stdout=log, stderr=log, start_new_session=True

@@ -26,7 +26,7 @@ NAME = "Qwen/Qwen3-8B"
 """A name that the cookbook has a renderer for; what answers to it is tiny."""
 SUFFIX = " Provide a numerical answer without units, written inside \\boxed{}."
 QUESTIONS = [f"What is {first} plus {second}?" for first in range(8) for second in range(8)]
-TIMES = 3
+TIMES = 2
 WISHED = "2"
 """The only right answer, to whatever question."""
 
@@ -85,7 +85,7 @@ def test_the_supervised_loop_runs_unmodified_and_its_loss_falls(cookbook_server:
 def test_the_loop_by_reward_runs_unmodified_and_its_reward_rises(cookbook_server: TinkerServer, place: Path) -> None:
     steps = run_loop(
         cookbook_server, place, "rl_loop",
-        "loss_fn=importance_sampling", "batch_size=8", "group_size=8", "learning_rate=0.0015", "max_tokens=8", "save_every=0",
+        "loss_fn=importance_sampling", "batch_size=8", "group_size=8", "learning_rate=0.002", "max_tokens=8", "save_every=0",
     )  # fmt: skip
     rewards = [step["reward/total"] for step in steps if "reward/total" in step]
     assert len(rewards) == TIMES * len(QUESTIONS) // 8

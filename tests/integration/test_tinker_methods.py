@@ -6,19 +6,18 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from lab.tinker_methods import PAGE, page
-from tests.helpers.tinker_server import REPOSITORY, TinkerServer, running
+from tests.helpers.tinker_server import NAME, REPOSITORY, TinkerServer
 
 tinker = pytest.importorskip("tinker", reason="install the tinker extra")
 SDKS = REPOSITORY / ".cache" / "tinker_sdks"
 OLDER = ("0_26_2", "0_33_1")
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
-NAME, KEY = "tiny", "tml-of-a-test"
+KEY = "tml-of-a-test"
 NEEDED = {
     "ServiceClient": ("create_lora_training_client", "create_sampling_client", "create_training_client_from_state"),
     "TrainingClient": (
@@ -31,21 +30,7 @@ NEEDED = {
 """What any version must find."""
 
 
-@pytest.fixture(scope="module")
-def place(tiny_random_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which the model lies under its name, as on the hub."""
-    folder = tmp_path_factory.mktemp("methods")
-    (folder / NAME).symlink_to(tiny_random_model)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def server(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TinkerServer]:
-    with running(place / NAME, tmp_path_factory.mktemp("tinker"), NAME) as started:
-        yield started
-
-
-def found_with(server: TinkerServer, place: Path, *paths: Path) -> dict[str, str]:
+def found_with(server: TinkerServer, *paths: Path) -> dict[str, str]:
     """Return what the package finds that comes first on ``paths``."""
     environment = {
         **os.environ,
@@ -53,15 +38,17 @@ def found_with(server: TinkerServer, place: Path, *paths: Path) -> dict[str, str
         "PYTHONPATH": os.pathsep.join(map(str, [*paths, REPOSITORY, REPOSITORY / "slime"])),
     }
     command = [sys.executable, "-m", "lab.tinker_methods", server.url, KEY, NAME]
-    done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, check=False, timeout=400)
+    done = subprocess.run(
+        command, cwd=server.model.parent, env=environment, capture_output=True, text=True, check=False, timeout=400
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["version"].replace(".", "_") == (paths[0].name if paths else tinker.__version__.replace(".", "_"))
     return found["found"]
 
 
-def test_the_page_says_what_is_answered(server: TinkerServer, place: Path) -> None:
-    found = found_with(server, place)
+def test_the_page_says_what_is_answered(tinker_server: TinkerServer) -> None:
+    found = found_with(tinker_server)
     text = page(tinker.__version__, found)
     if os.environ.get("WRITE_PAGES"):
         PAGE.write_text(text)
@@ -70,10 +57,10 @@ def test_the_page_says_what_is_answered(server: TinkerServer, place: Path) -> No
 
 
 @pytest.mark.parametrize("version", OLDER)
-def test_an_older_package_is_answered(server: TinkerServer, place: Path, version: str) -> None:
+def test_an_older_package_is_answered(tinker_server: TinkerServer, version: str) -> None:
     if not (SDKS / version).is_dir():
         pytest.skip("needs older packages: bash scripts/setup_tinker_sdks.sh")
-    check(found_with(server, place, SDKS / version))
+    check(found_with(tinker_server, SDKS / version))
 
 
 def check(found: dict[str, str]) -> None:

@@ -9,34 +9,24 @@ import subprocess
 import threading
 import urllib.request
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from tests.helpers.tinker_server import REPOSITORY, TinkerServer
+from tests.helpers.tinker_server import NAME, REPOSITORY, TinkerServer
 
 tinker = pytest.importorskip("tinker", reason="install the tinker extra")
 types = tinker.types
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
-NAME = "tiny"
 KEY = "tml-of-a-test"
-STEPS = 24
-
-
-@pytest.fixture(scope="module")
-def server(tiny_random_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TinkerServer]:
-    started = TinkerServer(tiny_random_model, tmp_path_factory.mktemp("tinker"), NAME, "--snapshot-steps", "3")
-    started.start()
-    yield started
-    assert started.stop() in (0, 128 + 15, -15), started.text()[-2000:]
+STEPS = 12
 
 
 @pytest.fixture
-def service(server: TinkerServer) -> Iterator[Any]:
-    client = tinker.ServiceClient(base_url=server.url, api_key=KEY)
+def service(tinker_server: TinkerServer) -> Iterator[Any]:
+    client = tinker.ServiceClient(base_url=tinker_server.url, api_key=KEY)
     yield client
     client.close("success").result()
 
@@ -144,9 +134,9 @@ def test_saved_weights_go_on_as_if_nothing_had_happened(service: Any) -> None:
     np.testing.assert_allclose(found[1:], ours, atol=1e-3)
 
 
-def test_two_programs_do_not_influence_each_other(server: TinkerServer) -> None:
+def test_two_programs_do_not_influence_each_other(tinker_server: TinkerServer) -> None:
     def train(seed: int, found: dict[Any, bytes], name: str) -> None:
-        with tinker.ServiceClient(base_url=server.url, api_key=KEY) as own:
+        with tinker.ServiceClient(base_url=tinker_server.url, api_key=KEY) as own:
             client = own.create_lora_training_client(base_model=NAME, rank=4, seed=seed).result()
             for number in range(8):
                 step(client, sentence(100 * seed + number))
@@ -164,7 +154,7 @@ def test_two_programs_do_not_influence_each_other(server: TinkerServer) -> None:
     assert together == alone
 
 
-def test_a_killed_server_goes_on_without_a_lost_or_repeated_step(server: TinkerServer, service: Any) -> None:
+def test_a_killed_server_goes_on_without_a_lost_or_repeated_step(tinker_server: TinkerServer, service: Any) -> None:
     def train(client: Any, at: Any = None) -> bytes:
         for number in range(STEPS):
             step(client, sentence(number))
@@ -179,8 +169,8 @@ def test_a_killed_server_goes_on_without_a_lost_or_repeated_step(server: TinkerS
     thread = threading.Thread(target=lambda: found.append(train(client, half)))
     thread.start()
     assert half.wait(120)
-    server.kill()
-    server.start()
+    tinker_server.kill()
+    tinker_server.start()
     thread.join(300)
     assert found == [expected], "a step was lost, or taken twice"
     prompt = types.ModelInput.from_ints(sentence(1))
@@ -188,13 +178,13 @@ def test_a_killed_server_goes_on_without_a_lost_or_repeated_step(server: TinkerS
     assert len(sampler.sample(prompt=prompt, num_samples=1, sampling_params=params).result().sequences[0].tokens) == 3
 
 
-def test_a_killed_rank_and_a_killed_engine_are_replaced(server: TinkerServer, service: Any) -> None:
+def test_a_killed_rank_and_a_killed_engine_are_replaced(tinker_server: TinkerServer, service: Any) -> None:
     client = service.create_lora_training_client(base_model=NAME, rank=4, seed=8).result()
     twin = service.create_lora_training_client(base_model=NAME, rank=4, seed=8).result()
     for number in range(4):
         step(client, sentence(number))
         step(twin, sentence(number))
-    titles = {process.pid: " ".join(process.cmdline()) for process in server.children()}
+    titles = {process.pid: " ".join(process.cmdline()) for process in tinker_server.children()}
     rank = min(pid for pid, title in titles.items() if "ClientRank" in title)
     engine = min(pid for pid, title in titles.items() if "slime.backends.sglang_utils.server" in title)
     os.kill(rank, signal.SIGKILL)
@@ -207,25 +197,25 @@ def test_a_killed_rank_and_a_killed_engine_are_replaced(server: TinkerServer, se
     np.testing.assert_allclose(found[1:], scores(client, sentence(5)), atol=1e-3)
 
 
-def test_a_second_server_is_refused_the_folder(server: TinkerServer) -> None:
+def test_a_second_server_is_refused_the_folder(tinker_server: TinkerServer) -> None:
     second = subprocess.run(
-        server.command, env=server.environment, capture_output=True, text=True, check=False, timeout=120
+        tinker_server.command, env=tinker_server.environment, capture_output=True, text=True, check=False, timeout=120
     )
     assert second.returncode == 2
     assert "is in use by another run" in second.stderr
     assert len(second.stderr.strip().splitlines()) == 1
 
 
-def test_the_program_of_the_page_works(server: TinkerServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_program_of_the_page_works(tinker_server: TinkerServer, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (REPOSITORY / "instructions" / "tinker_server.md").read_text()
     program = (
         page.partition("```py\n")[2].partition("```")[0].replace("Qwen/Qwen3-4B", NAME).replace("rank=16", "rank=8")
     )
-    monkeypatch.setenv("TINKER_BASE_URL", server.url)
+    monkeypatch.setenv("TINKER_BASE_URL", tinker_server.url)
     monkeypatch.setenv("TINKER_API_KEY", KEY)
 
     def usage() -> dict[str, int]:
-        with urllib.request.urlopen(f"{server.url}/v1/usage") as answer:
+        with urllib.request.urlopen(f"{tinker_server.url}/v1/usage") as answer:
             return json.load(answer)["total"]
 
     before, found = usage(), dict[str, Any]()

@@ -157,6 +157,7 @@ def test_a_grammar_is_followed_and_what_vllm_lacks_is_refused(engine: VLLMEngine
     assert ask(engine, input_ids=[10**7], sampling_params=limits).status_code == 400
 
 
+@pytest.mark.long
 def test_a_crashed_engine_comes_back_on_its_port(engine: VLLMEngine, references: list[Any]) -> None:
     url, dead = engine.url(), engine.status()["pid"]
     engine.kill()

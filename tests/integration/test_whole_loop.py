@@ -120,7 +120,7 @@ def story(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Story:
     try:
         resumed.wait_ready()
         restarted_at = psutil.Process(resumed.process.pid).create_time()
-        replies += conversations(resumed.base_url, 2, 45)
+        replies += conversations(resumed.base_url, 2, 25)
         wait_until(
             lambda: (
                 ledger.views.counts()["turns"].get("pending", 0) == 0
@@ -158,7 +158,7 @@ def story(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Story:
 
 
 def test_every_reply_is_a_turn(story: Story) -> None:
-    assert len(set(story.replies)) == len(story.replies) >= 150
+    assert len(set(story.replies)) == len(story.replies) >= 100
     assert {record.turn.id for record in story.turns} >= set(story.replies)
 
 
@@ -254,7 +254,7 @@ def test_stored_logprobs_are_the_forwards(story: Story) -> None:
             kinds[key] += bool(turn.response_message.get(key))
     print(f"{checked} turns, worst difference {worst:.2e}, versions {sorted(versions)}, {kinds}")
     assert worst <= TOLERANCE
-    assert checked >= 130
+    assert checked >= 80
     assert len(versions) >= 3
     assert kinds["tool_calls"] >= 5
     assert kinds["reasoning_content"] >= 5
