@@ -35,7 +35,14 @@ def client_arguments(argv: Sequence[str], add_flags: Callable[[argparse.Argument
     """
     given = {word.partition("=")[0] for word in argv}
     defaults = [part for flag, value in DEFAULTS.items() if flag not in given for part in (flag, value)]
-    return parse_args([*FIXED, *defaults, *argv], add_flags, problems_of)
+
+    def add(parser: argparse.ArgumentParser) -> None:
+        add_flags(parser)
+        for action in parser._actions:
+            for value in [DEFAULTS[flag] for flag in action.option_strings if flag in DEFAULTS]:
+                action.help = f"{(action.help or '').partition('; default')[0]} (default: {value})"
+
+    return parse_args([*FIXED, *defaults, *argv], add, problems_of)
 
 
 def problems_of(args: Arguments) -> list[str]:
