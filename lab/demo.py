@@ -184,7 +184,8 @@ async def carry_out(options: argparse.Namespace, model: Path, started: float, be
     client = server_client(settings.base_url, 120)
     watch = StartWatch(settings.run_dir, lambda line: tell(console, line), beginning)
     try:
-        tell(console, f"starts   Ray, SGLang, trainer and gateway, {STARTS_IN[options.device]} (log: {run.log_path})")
+        what = "Ray and gateway" if options.device == TINKER else "Ray, engines, trainer and gateway"
+        tell(console, f"starts   {what}, {STARTS_IN[options.device]} (log: {run.log_path})")
         run.start(beginning)
         watch.start()
         with console.status("starting"):

@@ -13,6 +13,7 @@ from openclaw.launch.adapters import adapter_lines
 from openclaw.launch.flags import CUSTOM, NOT_TYPED
 from openclaw.launch.guides import FLAG_TEXTS, words_in
 from openclaw.launch.plan import Plan
+from openclaw.launch.resolve import JUDGE_ELSEWHERE
 from openclaw.launch.task import TaskConfig
 from openclaw.runtime.where import api_url, inspect_command, own_command
 from slime.arguments.fireworks import ADDRESS as FIREWORKS_ADDRESS
@@ -211,6 +212,8 @@ def summary_lines(plan: Plan) -> Iterator[str]:
         contiguous = numbers == list(range(numbers[0], numbers[0] + count)) if numbers else False
         shown = f"{numbers[0]}-{numbers[-1]}" if contiguous and count > 1 else ",".join(map(str, numbers)) or "none"
         start += count
+        if role == "judge" and not count and (address := plan.environment.get(JUDGE_ELSEWHERE)):
+            shown = f"at {address}"
         yield f"  {role:<8} {shown}"
 
 

@@ -16,7 +16,7 @@ from openclaw.config.runtime_variables import GATE_PATH, VARIABLES
 from openclaw.launch.__main__ import main
 from openclaw.launch.plan import Plan, Recipe
 from openclaw.launch.profiles import GPU8, TINY_CPU
-from openclaw.launch.report import STARTED_AS, describe
+from openclaw.launch.report import STARTED_AS, describe, summary_lines
 from openclaw.launch.resolve import make_plan
 from openclaw.launch.variables import LAUNCH_VARIABLES, parse_gpus
 from openclaw.runtime.process import free_port
@@ -258,6 +258,14 @@ def test_a_judge_elsewhere_reads_the_full_prompts(tmp_path: Path) -> None:
         for more in ({}, elsewhere, elsewhere | {"OPENCLAW_JUDGE_PROMPTS": "brief"})
     )
     assert (tiny, other, asked) == ("brief", "full", "brief")
+
+
+def test_the_summary_names_a_judge_elsewhere(tmp_path: Path) -> None:
+    given = {"HF_CKPT": str(config_only(tmp_path / "model")), "OPENCLAW_JUDGE_MODEL": "m"}
+    given["OPENCLAW_JUDGE_BASE_URL"] = "http://127.0.0.1:9/v1"
+    assert "  judge    at http://127.0.0.1:9/v1" in summary_lines(
+        make_plan(Recipe("combine", None, TINY_CPU), (), given)
+    )
 
 
 @pytest.mark.parametrize(
