@@ -12,7 +12,8 @@ usage: tests/run.sh [--fast | --lint | --long] [pytest arguments]
   (nothing)  lint, unit, contract and integration tests (real SGLang, Ray and training on the CPU)
   --fast     unit and contract tests only, without the slow files among them
   --lint     ruff, pyright, import-linter and shellcheck only
-  --long     what the others leave out: kills at every moment, every tampering agent, thousands of sessions, benchmarks
+  --long     what the others leave out, for hours: kills at every moment, every tampering agent, thousands of sessions,
+             updates tried on one engine, runs over two machines, every promised line, benchmarks
 TEXT
         exit 0
         ;;

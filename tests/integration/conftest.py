@@ -38,7 +38,7 @@ LONGEST_FIRST = (
     "test_openclaw_client",
     "test_openclaw_harness",
     "test_example_method",
-    "test_pace_live",
+    "test_agent_clients",
     "test_page_commands",
     "test_gui_browser",
     "test_engine_live",

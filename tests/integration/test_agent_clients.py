@@ -32,11 +32,18 @@ from tests.helpers.trained_turns import train
 
 pytestmark = pytest.mark.timeout(600)
 
+AGAIN = {"opencode-responses", "opencode-messages", "hermes-messages"}
+"""Clients that speak a second dialect."""
 NOTE = "Buy oat milk."
 ASKED, REACTION = "Please read the file note.txt.", "Shorter, please."
 THOUGHT = "<think>\nLet me think.\n</think>\n\n"
 TOLD, SHORTER = "The note says: buy oat milk.", "Oat milk."
 ASIDE = "<title>A note</title>"
+
+
+def of(client: AgentClient) -> tuple[pytest.MarkDecorator, ...]:
+    """Return the marks of a client's episode: one in a second dialect is a long test, because the SDKs have the dialects too."""
+    return (pytest.mark.long,) if client.name in AGAIN else ()
 
 
 class Model:
@@ -111,7 +118,7 @@ def check_step(server: StandInServer, ledger: Path) -> None:
     assert 0 < metrics["train/grad_norm"] < math.inf
 
 
-@pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.name)
+@pytest.mark.parametrize("client", [pytest.param(each, id=each.name, marks=of(each)) for each in CLIENTS])
 def test_an_episode_of_a_client(client: AgentClient, tmp_path: Path) -> None:
     client.installed()
     model = Model(client.tool, client.arguments, thoughts=client.thoughts)

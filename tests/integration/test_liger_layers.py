@@ -10,6 +10,7 @@ from scripts.locks import read_lock
 from tests.integration.test_walk_kernels import REPOSITORY, run
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_the_interpreter_agrees_with_float64(tmp_path: Path) -> None:
     cases = "tests/helpers/liger_cases.py"

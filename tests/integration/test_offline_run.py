@@ -1,6 +1,6 @@
-"""Training from a log on the tiny model: real scores, a kill -9 in the middle, a resumed run, and an end of its own.
+"""Training from a log on the tiny model: real scores, and an end of its own; in the long tests a kill -9 in the middle and a resumed run.
 
-One story in two runs, told once; the tests look at what it left behind.
+A story, told once; the tests look at what it left behind.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import json
 import random
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -32,8 +33,9 @@ KEEP = {"OPENCLAW_FUSES": "off", "SAVE_INTERVAL": 1, "OPENCLAW_HYGIENE": ""}
 
 @dataclass
 class Story:
-    """What happened."""
+    """What happened; ``steps``: those before the kill, if there was one."""
 
+    killed: bool
     model: Path
     steps: list[int]
     resumed: list[int]
@@ -65,33 +67,26 @@ def write_log(path: Path) -> None:
     path.write_text("\n".join(lines))
 
 
-@pytest.fixture(scope="module")
-def story(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Story:
+@pytest.fixture(
+    scope="module", params=[pytest.param(False, id="whole"), pytest.param(True, id="killed", marks=pytest.mark.long)]
+)
+def story(request: pytest.FixtureRequest, repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Story:
     from lab.tiny_models.build import ensure_built
 
     model, folder = ensure_built(0), tmp_path_factory.mktemp("offline")
     write_log(folder / "log.jsonl")
     settings = {"BATCH_SIZE": BATCH_SIZE, "DATA_PATH": folder / "log.jsonl", **KEEP}
-    run = LiveRun(repository, folder, model, "combine", **settings)
-    try:
-        wait_until(lambda: len(run.steps()) >= 2 or None, lambda: f"two steps:\n{run.text()[-4000:]}")
-        family = run.family()
-        run.process.kill()
-        run.wait_end()
-        left = alive(family)
-        steps = run.steps()
-    finally:
-        if run.process.poll() is None:
-            run.process.kill()
-    again = LiveRun(repository, folder, model, "combine", "--resume", **settings)
+    steps, left = killed_after_two_steps(repository, folder, model, settings) if request.param else ([], [])
+    again = LiveRun(repository, folder, model, "combine", *["--resume"] * request.param, **settings)
     try:
         wait_until(lambda: again.process.poll() is not None or None, lambda: f"the end:\n{again.text()[-4000:]}")
         exit_code = again.wait_end()
     finally:
         if again.process.poll() is None:
             again.process.kill()
-    ledger = Ledger(run.ledger_path)
+    ledger = Ledger(again.ledger_path)
     return Story(
+        request.param,
         model,
         steps,
         again.steps(),
@@ -103,19 +98,36 @@ def story(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Story:
     )
 
 
+def killed_after_two_steps(
+    repository: Path, folder: Path, model: Path, settings: dict[str, Any]
+) -> tuple[list[int], list[psutil.Process]]:
+    """Run the first part; return its steps, and the processes that the kill left."""
+    run = LiveRun(repository, folder, model, "combine", **settings)
+    try:
+        wait_until(lambda: len(run.steps()) >= 2 or None, lambda: f"two steps:\n{run.text()[-4000:]}")
+        family = run.family()
+        run.process.kill()
+        run.wait_end()
+        return run.steps(), alive(family)
+    finally:
+        if run.process.poll() is None:
+            run.process.kill()
+
+
 def test_the_run_ends_by_itself_when_its_data_is_used(story: Story) -> None:
     assert story.exit_code == 0, story.end
     [line] = [line for line in story.end.splitlines() if line.startswith("data ")]
     assert f"{len(story.turns)} turns scored from text" in line
     assert "24 samples in 6 steps, 2 left, too few for a batch of 4" in line
-    assert "26 conversations, 0 new turns" in story.end
-    assert "26 turns were already in the ledger" in story.end
+    assert f"26 conversations, {0 if story.killed else 26} new turns" in story.end
+    assert ("26 turns were already in the ledger" in story.end) == story.killed
 
 
-def test_after_a_kill_every_sample_is_trained_exactly_once(story: Story) -> None:
+def test_every_sample_is_trained_exactly_once(story: Story) -> None:
+    """Also across a kill."""
     assert story.left_after_kill == []
-    assert min(len(story.steps), len(story.resumed)) > 0
-    assert story.resumed[0] <= story.steps[-1] + 1
+    assert story.resumed
+    assert story.resumed[0] <= (story.steps[-1] + 1 if story.killed else 0)
     used = [[sample for sample in record.samples if sample.state == "trained"] for record in story.turns]
     assert all(len(samples) <= 1 for samples in used)
     trained = sum(map(len, used))

@@ -178,6 +178,7 @@ async def test_two_at_a_time_are_judged_and_trained_apart(place: Place) -> None:
     ]
 
 
+@pytest.mark.long
 async def test_what_openclaw_asks_of_the_model(place: Place) -> None:
     place.model.scripts = [[call("exec", command=f"ls -A {HOME} | wc -l; env"), "Done."]]
     async with httpx.AsyncClient(timeout=60) as http:

@@ -40,6 +40,7 @@ def answer(prompt: str) -> str:
     return "Done."
 
 
+@pytest.mark.long
 def test_an_agents_answer_files_are_judged_and_its_turns_are_one_session(repository: Path, tmp_path: Path) -> None:
     installed = node_packages("openclaw")
     with stand_in_server(tmp_path, answer, context_length=65536) as server:

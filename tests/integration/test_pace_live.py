@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.helpers.pace_run import measure
 
 
+@pytest.mark.long
 def test_a_quiet_session_is_an_update_while_somebody_else_talks(repository: Path, tmp_path: Path) -> None:
     from lab.tiny_models.build import ensure_built
 

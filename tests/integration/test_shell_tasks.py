@@ -38,7 +38,7 @@ async def environment(tmp_path: Path) -> AsyncIterator[ShellEnvironment]:
         yield Real(processes)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", long_but(FAMILIES, "write_word", "write_filter"))
 async def test_every_family(family: str, environment: ShellEnvironment) -> None:
     name = f"shell/{family}/train/5"
     verdict = await judged(environment, name, oracle(name))

@@ -31,6 +31,7 @@ from agentrl.tasks.swe.source import InstanceSource
 from lab.testkit.waiting import eventually
 from slime.utils.types import Sample
 from tests.helpers.agent_stages import END, staged
+from tests.helpers.long import long_but
 from tests.helpers.sandboxes import processes_that_end, running
 from tests.helpers.shell_agents import BROKEN_SNAPSHOTS, DEEP, MEMORY_OF_NOBODY
 from tests.helpers.swe_agents import attacks, judged, oracle
@@ -64,7 +65,7 @@ async def test_an_agent_that_breaks_its_sandbox_has_failed(why: str, environment
     assert (verdict.status, verdict.score) == ("task_failed", 0.0), verdict.detail
 
 
-@pytest.mark.parametrize("family", EVERY)
+@pytest.mark.parametrize("family", long_but(EVERY, *sorted(EVERY)[:2]))
 async def test_the_solution_scores_one_and_nothing_scores_zero(family: str, environment: SweEnvironment) -> None:
     instance = generate(f"swe/{family}/heldout/1")
     assert await problem_of(InstanceSource(), instance, PROVIDER, environment.processes) == ""
@@ -91,7 +92,7 @@ async def test_names_that_are_no_text_cost_no_reward_and_paths_that_are_too_long
     assert (verdict.status, verdict.score) == ("task_failed", 0.0), verdict.detail
 
 
-@pytest.mark.parametrize("attack", attacks(NAME))
+@pytest.mark.parametrize("attack", long_but(attacks(NAME), *sorted(attacks(NAME))[::3]))
 async def test_no_attack_scores(attack: str, environment: SweEnvironment) -> None:
     verdict = await judged(environment, NAME, attacks(NAME)[attack])
     assert (verdict.status, verdict.score) == ("task_failed", 0.0), verdict.detail

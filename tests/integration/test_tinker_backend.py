@@ -26,7 +26,7 @@ pytest.importorskip("tinker", reason="install the tinker extra")
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(1500)]
 
 KEY = "tml-never-to-be-written-down"
-UPDATES = 10
+UPDATES = 8
 STEP_SECONDS = 300.0
 
 
@@ -102,10 +102,10 @@ class Demo:
 def test_it_learns_although_either_side_is_killed(server: TinkerServer, tmp_path: Path) -> None:
     demo = Demo(server, tmp_path / "run")
     demo.start()
-    demo.wait_for_steps(3)
+    demo.wait_for_steps(2)
     server.kill()
     server.start()
-    demo.wait_for_steps(6)
+    demo.wait_for_steps(4)
     family = demo.everything()
     assert not any(KEY in word for each in family for word in each.cmdline())
     os.kill(demo.driver().pid, signal.SIGKILL)
