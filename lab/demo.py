@@ -49,8 +49,11 @@ POLL_SECONDS = 0.5
 READY_LIMIT = 24
 STUCK_SECONDS = 240.0
 LIKES = "an update comes after every few complaints"
-STARTS_IN = {"cpu": "in about a minute", "cuda": "in minutes the first time, because kernels are compiled"}
-STARTS_IN |= {"tinker": "in half a minute, because the service has the engines"}
+STARTS = {
+    "cpu": "Ray, engines, trainer and gateway, in about a minute",
+    "cuda": "Ray, engines, trainer and gateway, in minutes the first time, because kernels are compiled",
+    "tinker": "Ray and gateway, in half a minute, because the service has the engines",
+}
 WHERE = {
     "cpu": "on this machine's CPU",
     "cuda": "on this machine's GPU",
@@ -184,8 +187,7 @@ async def carry_out(options: argparse.Namespace, model: Path, started: float, be
     client = server_client(settings.base_url, 120)
     watch = StartWatch(settings.run_dir, lambda line: tell(console, line), beginning)
     try:
-        what = "Ray and gateway" if options.device == TINKER else "Ray, engines, trainer and gateway"
-        tell(console, f"starts   {what}, {STARTS_IN[options.device]} (log: {run.log_path})")
+        tell(console, f"starts   {STARTS[options.device]} (log: {run.log_path})")
         run.start(beginning)
         watch.start()
         with console.status("starting"):

@@ -77,7 +77,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=place)
 
 
-class TogetherByEngine(LoadScopeScheduling):
+class TogetherByWhatIsShared(LoadScopeScheduling):
     """Gives a process one file after the other, and the files of an entry of `SHARED` as if they were one, and so those for a GPU."""
 
     def _split_scope(self, nodeid: str) -> str:
@@ -99,9 +99,9 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         terminalreporter.write_line(", ".join(f"{name} {taken:.0f}" for taken, name in longest))
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> TogetherByEngine:
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> TogetherByWhatIsShared:
     """Return who decides which process runs what."""
-    return TogetherByEngine(config, log)
+    return TogetherByWhatIsShared(config, log)
 
 
 @pytest.fixture(scope="session")

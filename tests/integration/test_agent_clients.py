@@ -24,7 +24,8 @@ from openclaw.messages.classify import user_words
 from openclaw.messages.text import content_text
 from slime.rollout.segments import SampledTurn, merge
 from tests.helpers import sdk_episodes
-from tests.helpers.agent_clients import CLIENTS, CONTEXT, AgentClient
+from tests.helpers.agent_clients import CLIENTS, CONTEXT
+from tests.helpers.long import long_but
 from tests.helpers.node import REPOSITORY, node_packages
 from tests.helpers.qwen_tokenizers import QWEN3_TEMPLATE
 from tests.helpers.stand_in_server import StandInServer, stand_in_server
@@ -32,18 +33,14 @@ from tests.helpers.trained_turns import train
 
 pytestmark = pytest.mark.timeout(600)
 
-AGAIN = {"opencode-responses", "opencode-messages", "hermes-messages"}
-"""Clients that speak a second dialect."""
+BY_NAME = {client.name: client for client in CLIENTS}
+ONCE = ("opencode-chat", "hermes-chat", "qwen-code", "claude-code", "codex")
+"""Each client in one dialect; its others are for the long tests, because the SDKs speak all."""
 NOTE = "Buy oat milk."
 ASKED, REACTION = "Please read the file note.txt.", "Shorter, please."
 THOUGHT = "<think>\nLet me think.\n</think>\n\n"
 TOLD, SHORTER = "The note says: buy oat milk.", "Oat milk."
 ASIDE = "<title>A note</title>"
-
-
-def of(client: AgentClient) -> tuple[pytest.MarkDecorator, ...]:
-    """Return the marks of a client's episode: one in a second dialect is a long test, because the SDKs have the dialects too."""
-    return (pytest.mark.long,) if client.name in AGAIN else ()
 
 
 class Model:
@@ -118,8 +115,9 @@ def check_step(server: StandInServer, ledger: Path) -> None:
     assert 0 < metrics["train/grad_norm"] < math.inf
 
 
-@pytest.mark.parametrize("client", [pytest.param(each, id=each.name, marks=of(each)) for each in CLIENTS])
-def test_an_episode_of_a_client(client: AgentClient, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", long_but(BY_NAME, *ONCE))
+def test_an_episode_of_a_client(name: str, tmp_path: Path) -> None:
+    client = BY_NAME[name]
     client.installed()
     model = Model(client.tool, client.arguments, thoughts=client.thoughts)
     with stand_in_server(tmp_path, model, context_length=CONTEXT) as server:

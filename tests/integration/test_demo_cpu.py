@@ -193,9 +193,10 @@ def test_a_person_talks_it_learns_and_goes_on_after_ctrl_c(demo: Callable, tmp_p
     assert {"--live", str(port), str(run_dir)} <= set(words)
 
     process = demo("--live", "--port", str(port), "--resume")
-    resumes = f"resumes  {run_dir}/checkpoints: {steps} steps are done"
-    wait_for(lambda: resumes in log.read_text().splitlines(), 300, "what it resumes", process)
-    wait_for(lambda: bool(engines_of(run_dir)), 300, "an engine", process)
+    wait_for(lambda: serves(port), 300, "a server again", process)
+    assert live_version(port) >= steps, "the learned weights serve again"
+    assert f"resumes  {run_dir}/checkpoints: {steps} steps are done" in log.read_text().splitlines()
+    assert engines_of(run_dir)
     process.send_signal(signal.SIGKILL)
     process.wait(30)
     wait_for(lambda: not processes_of(run_dir), GONE_SECONDS, "a killed demo takes its run along")

@@ -38,9 +38,9 @@ def client_arguments(argv: Sequence[str], add_flags: Callable[[argparse.Argument
 
     def add(parser: argparse.ArgumentParser) -> None:
         add_flags(parser)
-        for action in parser._actions:
-            for value in [DEFAULTS[flag] for flag in action.option_strings if flag in DEFAULTS]:
-                action.help = f"{(action.help or '').partition('; default')[0]} (default: {value})"
+        for flag, value in DEFAULTS.items():
+            action = parser._option_string_actions[flag]
+            action.help = f"{(action.help or '').partition('; default')[0]} (default: {value})"
 
     return parse_args([*FIXED, *defaults, *argv], add, problems_of)
 
